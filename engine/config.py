@@ -1,0 +1,24 @@
+"""How one engine is set up: what `paged-engine serve` was asked for, as one frozen value."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.protocol import Control
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_KV_MEMORY = 512 * 1024 * 1024
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Settings fixed for an engine's life, and the control it starts with. `kv_memory` is in bytes."""
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "auto"  # auto | bfloat16 | float16 | float32
+    device: str = "auto"  # auto | cpu | cuda
+    block_size: int = 16
+    kv_memory: int = DEFAULT_KV_MEMORY
+    max_model_len: int | None = None  # None: the model's own, or what the pool holds if that is less
+    control: Control = Control()
+    check_invariants: bool = False  # assert the pool's invariants after every step
+    seed: int = 0  # of the random `tiny` model

@@ -1,0 +1,90 @@
+"""What the API process and the core process say to each other: msgpack frames, no pickle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.protocol import Control, EngineInfo, FinishReason
+from engine.sampling_params import SamplingParams
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first frame: load the model and answer `Ready` or `Fatal`."""
+
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    request: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End requests; `reason` is `stop` when the API process matched a stop string."""
+
+    requests: tuple[str, ...]
+    reason: FinishReason
+
+
+class SetControl(msgspec.Struct, frozen=True, tag=True):
+    call: int
+    control: Control
+
+
+class GetSnapshot(msgspec.Struct, frozen=True, tag=True):
+    call: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    engine: EngineInfo
+    control: Control
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start or go on; `message` is for a person, `unusable` tells a bad setting from a crash."""
+
+    message: str
+    unusable: bool
+
+
+class Output(msgspec.Struct, frozen=True, tag=True):
+    """One request's news of one step: a token, an end, or both. `error` explains reason `error`."""
+
+    request: str
+    token_id: int | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finished: FinishReason | None = None
+    stop_token: int | None = None  # the token id that stopped it, if one did
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache (when the first token comes)
+    error: str | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    outputs: tuple[Output, ...]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """A record, already as the JSON that subscribers get."""
+
+    seq: int
+    json: bytes
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """Answer to a call: JSON, or `error`; `seq` is the first record in which it holds."""
+
+    call: int
+    seq: int
+    json: bytes = b""
+    error: str | None = None
+
+
+ToCore = Start | Add | Abort | SetControl | GetSnapshot | Shutdown
+FromCore = Ready | Fatal | Outputs | Step | Reply

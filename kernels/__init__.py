@@ -1,0 +1,1 @@
+"""Attention over a paged KV cache: one signature, three backends. Imports nothing of the project."""

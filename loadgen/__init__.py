@@ -1,0 +1,1 @@
+"""loadgen: replays traces against an OpenAI-compatible server and tells what a user would feel."""

@@ -1,0 +1,1 @@
+"""paged-top: the dashboard of an engine's step stream."""
