@@ -1,0 +1,1 @@
+"""From the name a person gives to a folder of weights and tokenizer files the engine can read."""

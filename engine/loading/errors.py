@@ -1,0 +1,7 @@
+"""What goes wrong with a model, said to a person."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """The model cannot be used; the message says which, why, and what would do."""
