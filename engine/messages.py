@@ -47,7 +47,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot start or go on; `message` is for a person, `unusable` tells a bad setting from a crash."""
+    """The engine cannot start or go on: `message` tells a person; `unusable` is a bad setting, not a crash."""
 
     message: str
     unusable: bool
@@ -64,6 +64,7 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     stop_token: int | None = None  # the token id that stopped it, if one did
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (when the first token comes)
     error: str | None = None
+    refused: bool = False  # it never entered the queue: the request is to blame, not the engine
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -6,15 +6,15 @@ The plan is complete before the device works; the runner decides nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from engine.protocol import RowKind
 from engine.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(msgspec.Struct, frozen=True):
     """One request's part of a step.
 
     `history` (prompt, then generated tokens) and `block_table` are the request's own lists, not copies:
@@ -40,8 +40,7 @@ class PlannedRow:
         return [self.block_table[p // block_size] * block_size + p % block_size for p in positions]
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """Every row of one step; prefills and decodes in the order they were scheduled."""
 
     rows: tuple[PlannedRow, ...]
@@ -51,8 +50,7 @@ class StepPlan:
         return sum(row.count for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """One sampled token; `top` holds (token id, log-probability) of the best alternatives, best first."""
 
     token_id: int
@@ -60,8 +58,7 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What the runner computed: one entry per row with `samples`, and its own durations in seconds."""
 
     sampled: dict[str, Sampled]

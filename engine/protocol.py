@@ -44,7 +44,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_model_len: int  # tokens; also the slots of one reservation
     version: str
     protocol: int = PROTOCOL_VERSION
-    started_unix: float = 0.0
+    started: float = 0.0  # on the engine's clock
+    started_unix: float = 0.0  # the same moment as Unix time
 
 
 class Durations(msgspec.Struct, frozen=True):
@@ -99,7 +100,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A request ended (`Record.held`: ended but keeps its row and memory; `Record.left`: gone)."""
+    """A request ended. `Record.left`: it is gone; `Record.held`: it keeps its row and memory."""
 
     request: str
     reason: FinishReason
@@ -176,6 +177,7 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     preempted: tuple[Preempted, ...]
     held: tuple[Left, ...]
     left: tuple[Left, ...]
+    released: tuple[str, ...]  # held requests that are gone now, with the static batch they were in
     tables: tuple[TableChange, ...]
     blocks: tuple[Block, ...]
     pool: PoolTotals
@@ -217,15 +219,26 @@ class Counters(msgspec.Struct, frozen=True):
     failed: int = 0
 
 
+# The counter of each way to end.
+ENDINGS: dict[FinishReason, str] = {
+    "stop": "stopped",
+    "length": "length_capped",
+    "abort": "aborted",
+    "error": "failed",
+}
+
+
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
-    """The whole state after record `seq` (0: before the first). Blocks that are free are not listed."""
+    """The whole state after record `seq` (0: before the first). Blocks that are free are not listed.
+
+    Requests come in the order of their arrival, those that run before those that wait.
+    """
 
     seq: int
     time: float
-    unix_time: float
     engine: EngineInfo
     control: Control
-    requests: tuple[RequestState, ...]  # in the order of running, then waiting
+    requests: tuple[RequestState, ...]
     blocks: tuple[Block, ...]  # by id
     pool: PoolTotals
     waste: WasteLedger

@@ -1,0 +1,29 @@
+"""The name of a full block: a hash of its tokens chained to everything before them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+ROOT = blake2b(b"paged-top block chain 1", digest_size=DIGEST_BYTES).digest()
+
+
+def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash one block's tokens after `parent`, the hash of the block before it (`ROOT` for the first).
+
+    A strong hash, so that two prefixes that differ never share a block. What must keep equal tokens apart
+    (a salt, an adapter) belongs into the root, not beside the tokens.
+    """
+    digest = blake2b(parent, digest_size=DIGEST_BYTES)
+    digest.update(array("q", tokens).tobytes())
+    return digest.digest()
+
+
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int) -> list[bytes]:
+    """Append to `hashes` those of the full blocks of `tokens` it does not have yet; returns it."""
+    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = hashes[-1] if hashes else ROOT
+        hashes.append(chain_hash(parent, tokens[start : start + block_size]))
+    return hashes
