@@ -1,0 +1,237 @@
+"""The whole pure engine against a simple model: any order of arrivals, aborts and switches, every invariant, always."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.block_pool import IllegalState
+from engine.core import ControlError, EngineCore
+from engine.invariants import InvariantViolated, check_state
+from engine.protocol import Control, PoolTotals, Record, decode_item, encode
+from engine.request import RequestTooLarge
+from engine.sampling_params import SamplingParams
+from tests.engine.mirror import MirrorRunner, expected_output, greedy, mirror_core
+from tui.fold import EngineFold, MissingRecords
+
+CONTROLS = st.builds(
+    Control,
+    batching=st.sampled_from(["continuous", "static"]),
+    allocation=st.sampled_from(["paged", "reserved"]),
+    prefix_cache=st.booleans(),
+    chunked_prefill=st.booleans(),
+    max_num_seqs=st.integers(1, 8),
+    max_num_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Drives an engine whose device checks every context; the model is `expected_output`, and the fold."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4, 16]),
+        max_model_len=st.sampled_from([6, 20, 48]),
+        reservations=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+        control=CONTROLS,
+    )
+    def start(self, block_size: int, max_model_len: int, reservations: float, control: Control) -> None:
+        num_blocks = int(-(-max_model_len // block_size) * reservations)
+        self.core = mirror_core(num_blocks, block_size, max_model_len, control)
+        self.fold = EngineFold.from_snapshot(self.core.snapshot())
+        self.wanted: dict[str, tuple[list[int], str]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.aborted: set[str] = set()
+        self.added = 0
+
+    @rule(
+        shared=st.integers(0, 40),
+        own=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+        max_tokens=st.integers(1, 30),
+        min_tokens=st.integers(0, 4),
+        ignore_eos=st.booleans(),
+        stop=st.lists(st.integers(0, 30), max_size=2),
+    )
+    def add(
+        self, shared: int, own: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool, stop: list[int]
+    ) -> None:
+        name, prompt = f"r{self.added}", [*range(shared), *own]
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.0,
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            stop_token_ids=tuple(stop),
+        )
+        limit = self.core.info.max_model_len
+        if len(prompt) >= limit:
+            with pytest.raises(RequestTooLarge):
+                self.core.add(name, prompt, sampling)
+            return
+        self.core.add(name, prompt, sampling)
+        self.wanted[name] = expected_output(prompt, sampling, limit)
+        self.tokens[name] = []
+        self.added += 1
+
+    @rule(which=st.integers(0, 30), during=st.booleans())
+    def abort(self, which: int, during: bool) -> None:
+        if not self.wanted:
+            return
+        name = sorted(self.wanted)[which % len(self.wanted)]
+        if during:
+            runner = self.core.runner
+            assert isinstance(runner, MirrorRunner)
+            runner.during = lambda: self.core.abort(name)
+            self.step()
+            runner.during = lambda: None
+        else:
+            self.core.abort(name)
+        if name in self.wanted and name not in self.core.scheduler.requests:
+            del self.wanted[name]
+
+    @rule(control=CONTROLS)
+    def switch(self, control: Control) -> None:
+        seq = self.core.set_control(control)
+        assert seq == self.core.seq + 1
+
+    @rule(count=st.integers(1, 12))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def step(self) -> None:
+        outputs, record = self.core.step()
+        if record is not None:
+            self.tell(record)
+        for output in outputs:
+            name = output.request
+            if output.token_id is not None:
+                self.tokens[name].append(output.token_id)
+            if output.finished == "abort":
+                self.wanted.pop(name, None)
+            elif output.finished is not None:
+                assert (self.tokens[name], output.finished) == self.wanted.pop(name)
+
+    def tell(self, record: Record) -> None:
+        decoded = decode_item(encode(record))
+        assert decoded == record
+        self.fold.apply(record)
+        waste, sharing, info = record.waste, record.sharing, self.core.info
+        assert sum(msgspec.structs.astuple(record.pool)) == info.num_blocks
+        assert waste.held == waste.filled + waste.internal == sharing.physical_blocks * info.block_size
+        assert waste.external <= (record.pool.free + record.pool.cached) * info.block_size
+        assert sharing.saved_blocks == sharing.logical_blocks - sharing.physical_blocks >= 0
+        assert sharing.saved_bytes == sharing.saved_blocks * info.block_size * info.kv_bytes_per_token
+        tables = [state.table for state in self.fold.requests.values()]
+        assert sharing.logical_blocks == sum(map(len, tables))
+        assert sharing.physical_blocks == len({block for table in tables for block in table})
+        assert sum(row.tokens for row in record.rows if row.kind != "held") <= max(
+            record.control.max_num_batched_tokens, info.max_model_len + len(record.rows)
+        )
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "core"):
+            check_state(self.core.scheduler)
+            record = self.core.flush()
+            if record is not None:
+                self.tell(record)
+            assert self.fold.to_snapshot() == self.core.snapshot()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        for _ in range(20_000):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, "some request never ends"
+        self.step()
+        assert not self.wanted, "some request ended without a word"
+        assert self.core.pool.num_available == self.core.info.num_blocks
+
+
+STEPS = int(os.environ.get("PAGED_TOP_STATE_EXAMPLES", "60"))
+EngineMachine.TestCase.settings = settings(
+    max_examples=STEPS, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineMachine = EngineMachine.TestCase
+
+
+def test_a_snapshot_is_refused_while_changes_wait_for_a_record():
+    core = mirror_core()
+    core.add("a", [1], greedy(1))
+    with pytest.raises(IllegalState):
+        core.snapshot()
+    record = core.flush()
+    assert record is not None
+    assert [arrived.request for arrived in record.arrived] == ["a"]
+    assert record.queue.length == 1
+    assert record.queue.oldest_age > 0
+    assert core.snapshot().requests[0].status == "waiting"
+
+
+def test_the_fold_refuses_a_record_that_does_not_follow():
+    core = mirror_core()
+    fold = EngineFold(core.snapshot())
+    core.add("a", [1], greedy(3, ignore_eos=True))
+    core.step()
+    _, record = core.step()
+    assert record is not None
+    with pytest.raises(MissingRecords):
+        fold.apply(record)
+
+
+def test_an_idle_engine_has_nothing_to_tell():
+    core = mirror_core()
+    assert core.step() == ((), None)
+    assert core.snapshot().pool == PoolTotals(free=32)
+
+
+def test_a_soak_of_2000_requests_returns_every_block():
+    # Invariant 7.
+    core = mirror_core(num_blocks=24, max_model_len=32, control=Control(max_num_seqs=6))
+    core.check_invariants = False
+    for index in range(2000):
+        core.add(f"r{index}", [index % 7] * (1 + index % 20), greedy(1 + index % 11))
+    while core.has_work:
+        core.step()
+    check_state(core.scheduler)
+    assert core.pool.num_available == 24
+    assert core.counters.stopped + core.counters.length_capped == 2000
+
+
+def broken(core: EngineCore, how: str) -> None:
+    pool, request = core.pool, core.scheduler.running[0]
+    if how == "references":
+        pool.references[request.table[0]] += 1
+    elif how == "filled":
+        pool.filled[request.table[-1]] -= 1
+    elif how == "queue":
+        pool.queue.remove(pool.queue.first())
+    elif how == "hash":
+        pool.by_hash.clear()
+    elif how == "computed":
+        request.num_computed += 1
+    elif how == "lists":
+        core.scheduler.running.clear()
+
+
+@pytest.mark.parametrize("how", ["references", "filled", "queue", "hash", "computed", "lists"])
+def test_broken_books_are_noticed(how):
+    core = mirror_core()
+    core.add("a", list(range(10)), greedy(9, ignore_eos=True))
+    core.step()
+    check_state(core.scheduler)
+    broken(core, how)
+    with pytest.raises((InvariantViolated, KeyError)):
+        check_state(core.scheduler)
+
+
+def test_an_engine_is_not_built_with_control_it_cannot_keep():
+    with pytest.raises(ControlError, match="reserved"):
+        mirror_core(num_blocks=3, block_size=4, max_model_len=64, control=Control(allocation="reserved"))
