@@ -59,8 +59,8 @@ def paged_attention(
     query [T, Hq, D]; key_cache and value_cache [num_blocks, Hkv, block_size, D], which already hold this
     step's KV; Hq is a multiple of Hkv, and query head h reads KV head h // (Hq / Hkv). Scores are
     query . key * `scale`, then `soft_cap * tanh(score / soft_cap)` if given. With `sliding_window` w a query
-    at position p sees positions p - w + 1 to p. Accumulates in fp32 and returns [T, Hq, D] in the dtype of `query`
-    (in `out` if given). Raises ValueError or TypeError for shapes, dtypes or layouts that do not fit.
+    at position p sees positions p - w + 1 to p. Accumulates in fp32; returns [T, Hq, D] in the dtype of
+    `query` (in `out` if given). Raises ValueError or TypeError for shapes, dtypes or layouts that do not fit.
     """
     if key_cache.shape != value_cache.shape or key_cache.dim() != 4:
         raise ValueError(
@@ -108,9 +108,7 @@ def write_kv(
     """
     expected = (metadata.num_tokens, key_cache.shape[1], key_cache.shape[3])
     if key.shape != expected or value.shape != expected:
-        raise ValueError(
-            f"key and value must be {list(expected)}, got {list(key.shape)} and {list(value.shape)}"
-        )
+        raise ValueError(f"key and value must be {list(expected)}, got {list(key.shape)} and {list(value.shape)}")
     if not (key.dtype == value.dtype == key_cache.dtype == value_cache.dtype):
         raise TypeError(
             f"key, value and caches must share one dtype, got {key.dtype}, {value.dtype}, {key_cache.dtype} "

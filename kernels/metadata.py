@@ -61,12 +61,14 @@ class AttentionMetadata:
             if tensor.dim() != dims:
                 raise ValueError(f"{name} must have {dims} dimensions, got {tensor.dim()}")
         target = torch.device(device) if device is not None else block_tables.device
-        tables, starts, lengths, slot_array = (
-            tensor.contiguous().cpu().numpy() for tensor, _, _ in tensors.values()
-        )
+        tables, starts, lengths, slot_array = (tensor.contiguous().cpu().numpy() for tensor, _, _ in tensors.values())
         _check_layout(tables, starts, lengths, slot_array)
+        on_device = [tensor.contiguous().to(target) for tensor, _, _ in tensors.values()]
         return cls(
-            *(tensor.contiguous().to(target) for tensor, _, _ in tensors.values()),
+            block_tables=on_device[0],
+            query_starts=on_device[1],
+            context_lengths=on_device[2],
+            slots=on_device[3],
             host_block_tables=tables,
             host_query_starts=starts,
             host_context_lengths=lengths,
@@ -101,19 +103,13 @@ class AttentionMetadata:
         wrong = used & ((self.host_block_tables < 0) | (self.host_block_tables >= num_blocks))
         if wrong.any():
             b, i = (int(x) for x in np.argwhere(wrong)[0])
-            raise ValueError(
-                f"block_tables[{b}, {i}] is {self.host_block_tables[b, i]}, outside 0..{num_blocks - 1}"
-            )
-        if self.host_slots.size and (
-            self.host_slots.min() < -1 or self.host_slots.max() >= num_blocks * block_size
-        ):
+            raise ValueError(f"block_tables[{b}, {i}] is {self.host_block_tables[b, i]}, outside 0..{num_blocks - 1}")
+        if self.host_slots.size and (self.host_slots.min() < -1 or self.host_slots.max() >= num_blocks * block_size):
             raise ValueError(f"slots must lie in -1..{num_blocks * block_size - 1}")
         self.prepared[key] = True
 
 
-def _check_layout(
-    tables: IntArray, starts: IntArray, lengths: IntArray, slots: npt.NDArray[np.int64]
-) -> None:
+def _check_layout(tables: IntArray, starts: IntArray, lengths: IntArray, slots: npt.NDArray[np.int64]) -> None:
     sequences = len(lengths)
     if len(tables) != sequences or len(starts) != sequences + 1:
         raise ValueError(
@@ -127,6 +123,4 @@ def _check_layout(
         raise ValueError(f"query_starts ends at {starts[-1]}, but slots has {len(slots)} entries")
     if (lengths < query_lengths).any():
         b = int((lengths < query_lengths).argmax())
-        raise ValueError(
-            f"context_lengths[{b}] is {lengths[b]}, less than its {query_lengths[b]} queries of this step"
-        )
+        raise ValueError(f"context_lengths[{b}] is {lengths[b]}, less than its {query_lengths[b]} queries of this step")

@@ -45,9 +45,7 @@ def paged_attention(
         out[start:end] = torch.einsum("hqk,hkd->qhd", scores.softmax(dim=-1), values).to(out.dtype)
 
 
-def write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
-) -> None:
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
     """Copy key and value [T, Hkv, D] to their slots; slot -1 is skipped."""
     rows = (metadata.slots >= 0).nonzero().squeeze(1)
     slots = metadata.slots[rows]

@@ -1,0 +1,253 @@
+"""The compiled loops of the CPU backend: workers that take pieces of one call until none is left.
+
+A worker is a C function of one address, so that any thread pool can run it; a `Call` lies at that address.
+Compiled code is kept on disk (`compile_cache`), once per head layout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernels import cpu_tile
+from kernels.compile_cache import compile_worker
+from kernels.cpu_tile import (
+    FLOAT32,
+    LOG2E,
+    attend_tile,
+    clear_state,
+    copy_elements,
+    copy_scaled,
+    load_float32,
+    load_float64,
+    load_int32,
+    load_int64,
+    merge_state,
+    take_ticket,
+)
+
+# numba looks only at the decorated function's own file to see whether a cached result is stale
+TILE_SOURCE = hashlib.sha256(Path(cpu_tile.__file__).read_bytes()).hexdigest()
+
+
+class Call(ctypes.Structure):
+    """One call's arguments. Addresses and strides are in bytes; `rows` is int32 [num_rows, 3]:
+    query row, sequence, number of keys it sees."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in (
+            "ticket", "num_rows", "num_kv_heads", "splits", "window",
+            "query", "query_row", "query_head", "out", "out_row", "out_head",
+            "keys", "key_block", "key_head", "key_slot",
+            "values", "value_block", "value_head", "value_slot",
+            "tables", "table_row", "rows", "partial", "block_size",
+        )),
+        ("scale", ctypes.c_double),
+        ("cap", ctypes.c_double),
+    )  # fmt: skip
+
+
+class Write(ctypes.Structure):
+    """Arguments of one write of keys and values; strides in bytes, `slots` int64 [num_tokens]."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            "num_tokens", "num_kv_heads", "block_size", "slots",
+            "key", "key_row", "key_head", "value", "value_row", "value_head",
+            "keys", "key_block", "key_cache_head", "key_slot",
+            "values", "value_block", "value_cache_head", "value_slot",
+        )
+    )  # fmt: skip
+
+
+def state_floats(group: int, head_dim: int) -> int:
+    """fp32 numbers of one running softmax: queries, sums, maxima and totals."""
+    return 2 * group * head_dim + 2 * group
+
+
+def _offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
+    return {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
+
+
+@cache
+def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped: int) -> Any:
+    """A worker for `Call`: running softmax over the pieces it draws.
+
+    Without splits it writes the output; with splits it leaves each piece's state in `partial` for `merge`.
+    """
+    at = _offsets(Call)
+    at_ticket, at_num_rows, at_heads, at_splits, at_window = (
+        at[x] for x in ("ticket", "num_rows", "num_kv_heads", "splits", "window")
+    )
+    at_query, at_query_row, at_query_head = (at[x] for x in ("query", "query_row", "query_head"))
+    at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
+    at_keys, at_key_block, at_key_head, at_key_slot = (at[x] for x in ("keys", "key_block", "key_head", "key_slot"))
+    at_values, at_value_block, at_value_head, at_value_slot = (
+        at[x] for x in ("values", "value_block", "value_head", "value_slot")
+    )
+    at_tables, at_table_row, at_rows, at_partial = (at[x] for x in ("tables", "table_row", "rows", "partial"))
+    at_scale, at_cap = at["scale"], at["cap"]
+    tile = int(np.gcd(block_size, 16))
+    floats = state_floats(group, head_dim)
+    stamp = TILE_SOURCE
+
+    def attend(call: int) -> None:
+        stamp  # noqa: B018  (part of the cache key)
+        num_rows, splits = load_int64(call + at_num_rows), load_int64(call + at_splits)
+        window = load_int64(call + at_window)
+        query, out = load_int64(call + at_query), load_int64(call + at_out)
+        query_row, query_head = load_int64(call + at_query_row), load_int64(call + at_query_head)
+        out_row, out_head = load_int64(call + at_out_row), load_int64(call + at_out_head)
+        keys, key_block = load_int64(call + at_keys), load_int64(call + at_key_block)
+        key_head, key_slot = load_int64(call + at_key_head), load_int64(call + at_key_slot)
+        values, value_block = load_int64(call + at_values), load_int64(call + at_value_block)
+        value_head, value_slot = load_int64(call + at_value_head), load_int64(call + at_value_slot)
+        tables, table_row = load_int64(call + at_tables), load_int64(call + at_table_row)
+        rows, partial = load_int64(call + at_rows), load_int64(call + at_partial)
+        scale, cap = load_float64(call + at_scale), load_float64(call + at_cap)
+        query_factor = scale / cap if capped else scale * LOG2E
+        cap *= LOG2E
+        own_state = np.empty(floats, np.float32)
+        pieces = num_rows * splits * load_int64(call + at_heads)
+        while True:
+            piece = take_ticket(call + at_ticket)
+            if piece >= pieces:
+                break
+            # Head by head, so that sequences that share blocks find them in the core's cache.
+            head, rest = divmod(piece, num_rows * splits)
+            entry, split = divmod(rest, splits)
+            place = rows + entry * 12
+            row, sequence, length = load_int32(place), load_int32(place + 4), load_int32(place + 8)
+            begin, end = (max(0, length - window) if window else 0), length
+            if splits > 1:
+                share = -(-(end - begin) // (splits * block_size)) * block_size
+                first_block_start = begin - begin % block_size
+                begin = max(begin, first_block_start + split * share)
+                end = min(end, first_block_start + (split + 1) * share)
+                if split == splits - 1:
+                    end = length
+                state = partial + piece * floats * 4
+            else:
+                state = own_state.ctypes.data
+            sums = state + 4 * group * head_dim
+            maxima = sums + 4 * group * head_dim
+            for h in range(group):
+                source = query + row * query_row + (head * group + h) * query_head
+                copy_scaled(source, state + 4 * h * head_dim, query_factor, head_dim, kind, FLOAT32)
+            clear_state(state, group, head_dim)
+            table = tables + sequence * table_row
+            position = begin
+            while position < end:
+                block = load_int32(table + 4 * (position // block_size))
+                offset = position % block_size
+                stop = min(block_size, offset + end - position)
+                position += stop - offset
+                key_base = keys + block * key_block + head * key_head
+                value_base = values + block * value_block + head * value_head
+                while offset < stop:
+                    key, value = key_base + offset * key_slot, value_base + offset * value_slot
+                    if offset % tile == 0 and stop - offset >= tile:
+                        attend_tile(state, key, value, key_slot, value_slot, cap, group, head_dim, tile, kind, capped)
+                        offset += tile
+                    else:
+                        attend_tile(state, key, value, key_slot, value_slot, cap, group, head_dim, 1, kind, capped)
+                        offset += 1
+            if splits == 1:
+                totals = maxima + 4 * group
+                for h in range(group):
+                    target = out + row * out_row + (head * group + h) * out_head
+                    share_of_one = 1.0 / load_float32(totals + 4 * h)
+                    copy_scaled(sums + 4 * h * head_dim, target, share_of_one, head_dim, FLOAT32, kind)
+
+    return compile_worker(attend)
+
+
+@cache
+def merge_worker(group: int, head_dim: int, kind: int) -> Any:
+    """Merge the states that `attend_worker` left per split, and write the output. One thread runs it."""
+    at = _offsets(Call)
+    at_num_rows, at_heads, at_splits = (at[x] for x in ("num_rows", "num_kv_heads", "splits"))
+    at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
+    at_rows, at_partial = at["rows"], at["partial"]
+    floats = state_floats(group, head_dim)
+    stamp = TILE_SOURCE
+
+    def merge(call: int) -> None:
+        stamp  # noqa: B018  (part of the cache key)
+        num_rows, splits = load_int64(call + at_num_rows), load_int64(call + at_splits)
+        out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
+        out_head, rows = load_int64(call + at_out_head), load_int64(call + at_rows)
+        partial = load_int64(call + at_partial)
+        for head in range(load_int64(call + at_heads)):
+            for entry in range(num_rows):
+                state = partial + (head * num_rows + entry) * splits * floats * 4
+                totals = 4 * (floats - group)
+                for split in range(1, splits):
+                    other = state + split * floats * 4
+                    if load_float32(other + totals) > 0.0:
+                        merge_state(state, other, group, head_dim)
+                row = load_int32(rows + entry * 12)
+                for h in range(group):
+                    target = out + row * out_row + (head * group + h) * out_head
+                    share_of_one = 1.0 / load_float32(state + totals + 4 * h)
+                    sums = state + 4 * (group + h) * head_dim
+                    copy_scaled(sums, target, share_of_one, head_dim, FLOAT32, kind)
+
+    return compile_worker(merge)
+
+
+@cache
+def write_worker(head_dim: int, kind: int) -> Any:
+    """A worker for `Write`, run by one thread: it moves too little to share."""
+    at = _offsets(Write)
+    at_tokens, at_heads, at_block_size, at_slots = (
+        at[x] for x in ("num_tokens", "num_kv_heads", "block_size", "slots")
+    )
+    at_key, at_key_row, at_key_head = (at[x] for x in ("key", "key_row", "key_head"))
+    at_value, at_value_row, at_value_head = (at[x] for x in ("value", "value_row", "value_head"))
+    at_keys, at_key_block, at_key_cache_head, at_key_slot = (
+        at[x] for x in ("keys", "key_block", "key_cache_head", "key_slot")
+    )
+    at_values, at_value_block, at_value_cache_head, at_value_slot = (
+        at[x] for x in ("values", "value_block", "value_cache_head", "value_slot")
+    )
+    stamp = TILE_SOURCE
+
+    def write(call: int) -> None:
+        stamp  # noqa: B018  (part of the cache key)
+        block_size, slots = load_int64(call + at_block_size), load_int64(call + at_slots)
+        key, value = load_int64(call + at_key), load_int64(call + at_value)
+        keys, values = load_int64(call + at_keys), load_int64(call + at_values)
+        key_row, value_row = load_int64(call + at_key_row), load_int64(call + at_value_row)
+        key_head, value_head = load_int64(call + at_key_head), load_int64(call + at_value_head)
+        key_block, value_block = load_int64(call + at_key_block), load_int64(call + at_value_block)
+        key_slot, value_slot = load_int64(call + at_key_slot), load_int64(call + at_value_slot)
+        key_cache_head = load_int64(call + at_key_cache_head)
+        value_cache_head = load_int64(call + at_value_cache_head)
+        heads = load_int64(call + at_heads)
+        for token in range(load_int64(call + at_tokens)):
+            slot = load_int64(slots + 8 * token)
+            if slot < 0:
+                continue
+            block, offset = divmod(slot, block_size)
+            for head in range(heads):
+                copy_elements(
+                    key + token * key_row + head * key_head,
+                    keys + block * key_block + head * key_cache_head + offset * key_slot,
+                    head_dim,
+                    kind,
+                )
+                copy_elements(
+                    value + token * value_row + head * value_head,
+                    values + block * value_block + head * value_cache_head + offset * value_slot,
+                    head_dim,
+                    kind,
+                )
+
+    return compile_worker(write)
