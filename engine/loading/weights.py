@@ -1,0 +1,72 @@
+"""Read a folder's safetensors: tensors by name, each checked against the shape the configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.loading.config import read_json
+from engine.loading.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+
+
+class Weights:
+    """A checkpoint's tensors, read one at a time and cast to `dtype` on `device`."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device
+        self._files: dict[str, Any] = {}
+        for path in _files(folder):
+            try:
+                opened = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                self._files[name] = opened
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor `name`; ModelError if it is missing or has another shape."""
+        opened = self._files.get(name)
+        if opened is None:
+            raise ModelError(f"{self.folder}: tensor {name} is missing")
+        found = list(opened.get_slice(name).get_shape())
+        if found != list(shape):
+            raise ModelError(f"{self.folder}: tensor {name} has shape {found}, config.json asks for {list(shape)}")
+        tensor: Tensor = opened.get_tensor(name)
+        if not tensor.is_floating_point():
+            raise ModelError(f"{self.folder}: tensor {name} holds {tensor.dtype}, not floats")
+        return tensor.to(self.device, self.dtype)
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int | None) -> Tensor:
+        """Matrices (vectors if `columns` is None) one below the other, as one."""
+        tail = [] if columns is None else [columns]
+        return torch.cat([self.get(name, [n, *tail]) for name, n in zip(names, rows, strict=True)])
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index}: weight_map is missing")
+        # Only names of this folder: an index must not lead elsewhere.
+        paths = [folder / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"{folder} holds no *.safetensors (other formats are not read)")
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(f"{path} is missing")
+    return paths

@@ -1,0 +1,147 @@
+"""The decoder: Llama, Mistral, Qwen2, Qwen3 (and SmolLM2, which is a Llama), for inference over a paged KV cache.
+
+Rows of all requests of a step lie one after another: [T, hidden]. Queries, keys and values come from one product,
+gate and up from another; only rows that are sampled go on to the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.linear import Linear
+from engine.loading.config import ModelConfig
+from engine.loading.weights import Weights
+from engine.rope import RotaryTables
+from kernels.attention import AttentionMetadata, paged_attention, write_kv
+
+KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer's parameters."""
+
+    input_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    sliding_window: int | None
+
+
+class Decoder:
+    """A loaded model. `max_positions` bounds the positions it will be asked for."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
+        self.config = config
+        self.dtype = weights.dtype
+        self.device = weights.device
+        vocabulary = [config.vocab_size, config.hidden_size]
+        self.embedding = weights.get("model.embed_tokens.weight", vocabulary)
+        self.layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
+        self.norm = weights.get("model.norm.weight", [config.hidden_size])
+        self.head = Linear(self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary))
+        self.rotary = RotaryTables(config.rope, config.head_dim, max_positions, self.dtype, self.device)
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> list[KVCache]:
+        """Zeroed caches, a pair per layer."""
+        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
+
+        def cache() -> Tensor:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+        return [(cache(), cache()) for _ in self.layers]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        caches: Sequence[KVCache],
+        sampled_rows: Tensor,
+    ) -> Tensor:
+        """Run one step and write its KV. token_ids and positions int64 [T]; sampled_rows int64 [S], rows of T.
+
+        Returns the logits of the sampled rows, float32 [S, vocabulary].
+        """
+        config = self.config
+        eps, head_dim = config.rms_norm_eps, config.head_dim
+        hidden_shape, head_shape = (config.hidden_size,), (head_dim,)
+        query_heads, rotated_heads = config.num_heads, config.num_heads + config.num_kv_heads
+        all_heads = rotated_heads + config.num_kv_heads
+        tokens = token_ids.shape[0]
+        scale = head_dim**-0.5
+        cos, sin = self.rotary.at(positions)
+        rotate = self.rotary.rotate
+        last = self.layers[-1]
+        hidden = F.embedding(token_ids, self.embedding)
+        for layer, (key_cache, value_cache) in zip(self.layers, caches, strict=True):
+            heads = layer.qkv(F.rms_norm(hidden, hidden_shape, layer.input_norm, eps))
+            heads = heads.view(tokens, all_heads, head_dim)
+            query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
+            if layer.qk_norm is not None:
+                query_key = F.rms_norm(query_key, head_shape, None, eps).mul_(layer.qk_norm)
+            query_key = rotate(query_key, cos, sin)
+            write_kv(query_key[:, query_heads:], value, key_cache, value_cache, metadata)
+            if layer is last and sampled_rows.shape[0] == 0:
+                break
+            attended = paged_attention(
+                query_key[:, :query_heads],
+                key_cache,
+                value_cache,
+                metadata,
+                scale,
+                sliding_window=layer.sliding_window,
+            ).view(tokens, query_heads * head_dim)
+            if layer is last:  # past its keys and values, only the sampled rows are of use
+                hidden, attended = hidden[sampled_rows], attended[sampled_rows]
+            hidden.add_(layer.output(attended))
+            gate_up = layer.gate_up(F.rms_norm(hidden, hidden_shape, layer.mlp_norm, eps))
+            gate, up = gate_up.chunk(2, dim=1)
+            hidden.add_(layer.down(F.silu(gate).mul_(up)))
+        if sampled_rows.shape[0] == 0:
+            return torch.empty(0, config.vocab_size, device=self.device)
+        return self.head(F.rms_norm(hidden, hidden_shape, self.norm, eps)).float()
+
+
+def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    query_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+
+    def linear(places: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool) -> Linear:
+        names = [f"{prefix}.{place}" for place in places]
+        weight = weights.stacked([f"{name}.weight" for name in names], rows, columns)
+        bias = weights.stacked([f"{name}.bias" for name in names], rows, None) if has_bias else None
+        return Linear(weight, bias)
+
+    def vector(place: str, length: int) -> Tensor:
+        return weights.get(f"{prefix}.{place}.weight", [length])
+
+    qk_norm = None
+    if config.qk_norm:
+        query_norm, key_norm = (vector(f"self_attn.{name}_norm", head_dim) for name in "qk")
+        qk_norm = torch.stack([query_norm] * config.num_heads + [key_norm] * config.num_kv_heads)
+    return Layer(
+        input_norm=vector("input_layernorm", hidden),
+        qkv=linear(
+            [f"self_attn.{name}_proj" for name in "qkv"],
+            [query_rows, kv_rows, kv_rows],
+            hidden,
+            config.qkv_bias,
+        ),
+        qk_norm=qk_norm,
+        output=linear(["self_attn.o_proj"], [hidden], query_rows, config.output_bias),
+        mlp_norm=vector("post_attention_layernorm", hidden),
+        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden, config.mlp_bias),
+        down=linear(["mlp.down_proj"], [hidden], inner, config.mlp_bias),
+        sliding_window=config.sliding_windows[index],
+    )

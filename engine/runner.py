@@ -1,0 +1,75 @@
+"""Computes a planned step on a device: flattens its rows into tensors, runs the model, samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.model import Decoder
+from engine.plan import PlannedRow, StepPlan, StepResult
+from engine.sampler import Sampler
+from kernels.attention import AttentionMetadata
+
+
+class ModelRunner:
+    """The engine's `Runner` over a real model; owns the KV caches, and decides nothing."""
+
+    def __init__(self, model: Decoder, sampler: Sampler, num_blocks: int, block_size: int) -> None:
+        self.model = model
+        self.sampler = sampler
+        self.block_size = block_size
+        self.caches = model.allocate_kv(num_blocks, block_size)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute `plan`. Raises LogitsError if a row that samples has no usable logits."""
+        begun = time.perf_counter()
+        device = self.model.device
+        token_ids, positions, metadata, last_rows = flatten(plan.rows, self.block_size, device)
+        sampling = [row for row in plan.rows if row.samples]
+        sampled_rows = last_rows[torch.tensor([row.samples for row in plan.rows], dtype=torch.bool)]
+        prepared = time.perf_counter()
+        logits = self.model.forward(
+            token_ids.to(device), positions.to(device), metadata, self.caches, sampled_rows.to(device)
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        computed = time.perf_counter()
+        tokens = self.sampler.sample(logits, sampling)
+        sampled = {row.request_id: token for row, token in zip(sampling, tokens, strict=True)}
+        ended = time.perf_counter()
+        return StepResult(sampled, prepared - begun, computed - prepared, ended - computed)
+
+
+def flatten(
+    rows: Sequence[PlannedRow], block_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata, torch.Tensor]:
+    """Token ids [T] and positions [T] (int64, on the host), the attention's layout, each row's last place [B]."""
+    counts = np.fromiter((row.count for row in rows), np.int64, len(rows))
+    starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
+    held = np.fromiter((row.kind == "held" for row in rows), np.bool_, len(rows))
+    contexts = starts + counts
+    query_starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    tokens = np.empty(int(query_starts[-1]), np.int64)
+    tables = np.zeros((len(rows), int(-(-contexts.max() // block_size))), np.int32)
+    for i, row in enumerate(rows):
+        begin, end = row.start, row.start + row.count
+        tokens[query_starts[i] : query_starts[i + 1]] = row.history[begin:end]
+        blocks = row.block_table[: -(-end // block_size)]
+        tables[i, : len(blocks)] = blocks
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(len(tokens)) + (starts - query_starts[:-1])[owner]
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    slots[held[owner]] = -1
+    metadata = AttentionMetadata.build(
+        torch.from_numpy(tables),
+        torch.from_numpy(query_starts),
+        torch.from_numpy(contexts.astype(np.int32)),
+        torch.from_numpy(slots),
+        device=device,
+    )
+    last_rows = torch.from_numpy(query_starts[1:].astype(np.int64) - 1)
+    return torch.from_numpy(tokens), torch.from_numpy(positions), metadata, last_rows

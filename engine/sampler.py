@@ -1,0 +1,199 @@
+"""From logits to one token a row, with vLLM's meanings and its order: minimum length and logit bias, penalties,
+temperature, min_p, top_k, top_p, then a draw. Log-probabilities are of the raw logits, before all of that.
+
+Draws are stateless: the uniform number of a token follows from its request's seed and its place in the output
+alone (a counter-based generator: Salmon et al., 2011), whatever else is in the batch and however often the request
+was preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.plan import PlannedRow, Sampled
+from engine.sampling_params import SamplingParams
+
+GREEDY_BELOW = 1e-5  # temperatures that would overflow, treated as vLLM does
+TOP_GUESS = 256  # how many of the best tokens usually hold a nucleus
+CHUNK = 256  # tokens summed at once when a draw is looked up
+
+
+class LogitsError(RuntimeError):
+    """The model computed no usable logits for a request: its result would be garbage."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id}: the model's logits are not numbers")
+        self.request_id = request_id
+
+
+class Sampler:
+    """Chooses the next token of each row. Stateless but for the ids that end a text."""
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self.eos_token_ids = eos_token_ids
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: Sequence[PlannedRow]) -> list[Sampled]:
+        """One `Sampled` for each row of logits float32 [len(rows), vocabulary], which may be changed.
+
+        Raises LogitsError if a row holds NaN, or nothing but -inf.
+        """
+        if not rows:
+            return []
+        report = _LogProbs(logits, rows) if any(r.sampling.logprobs is not None for r in rows) else None
+        for i, row in enumerate(rows):
+            _adjust(logits[i], row, self.eos_token_ids)
+        best, tokens = logits.max(dim=-1)
+        for i in (~best.isfinite()).nonzero().flatten().tolist():
+            raise LogitsError(rows[i].request_id)
+        chosen = tokens.tolist()
+        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
+        if drawn:
+            samplings = [rows[i].sampling for i in drawn]
+            probabilities = _filtered(logits if len(drawn) == len(rows) else logits[drawn], samplings)
+            uniforms = [uniform(rows[i].sampling.seed, _output_index(rows[i])) for i in drawn]
+            picked = pick(probabilities, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+            for i, token in zip(drawn, picked.tolist(), strict=True):
+                chosen[i] = token
+        if report is None:
+            return [Sampled(token) for token in chosen]
+        return report.sampled(chosen)
+
+
+def _output_index(row: PlannedRow) -> int:
+    return row.start + row.count - row.prompt_length
+
+
+def uniform(seed: int | None, index: int) -> float:
+    """The number in [0, 1) of a request's output token `index`; without a seed, a fresh one."""
+    if seed is None:
+        return float(np.random.default_rng().random())
+    generator = np.random.Philox(key=seed % 2**64, counter=index)
+    return int(generator.random_raw() >> 11) * 2.0**-53
+
+
+def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Invert the cumulative distribution in vocabulary order: int64 [R].
+
+    probabilities [R, V], not necessarily summing to 1; uniforms float64 [R]. The token found is the first whose
+    cumulative probability exceeds the uniform number times the total. Sums chunks first, in float64.
+    """
+    rows, vocabulary = probabilities.shape
+    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % CHUNK)).view(rows, -1, CHUNK)
+    ends = padded.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target = (uniforms * ends[:, -1])[:, None]
+    # Rounding may leave the target at the very end: never past the last chunk that holds anything.
+    last_chunk = (ends < ends[:, -1:]).sum(dim=-1)
+    chunk = torch.minimum((ends <= target).sum(dim=-1), last_chunk)
+    every = torch.arange(rows, device=probabilities.device)
+    inside = padded[every, chunk].to(torch.float64)
+    before = torch.where(chunk > 0, ends[every, (chunk - 1).clamp(min=0)], 0.0)
+    offset = ((before[:, None] + inside.cumsum(dim=-1)) <= target).sum(dim=-1)
+    places = torch.arange(CHUNK, device=probabilities.device)
+    last_place = torch.where(inside > 0, places, 0).max(dim=-1).values
+    return chunk * CHUNK + torch.minimum(offset, last_place)
+
+
+def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> None:
+    """Change one row's logits in place: minimum length, bias and penalties."""
+    sampling = row.sampling
+    if _output_index(row) < sampling.min_tokens:
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends |= eos_token_ids
+        if ends:
+            logits[torch.tensor(sorted(ends), device=logits.device)] = float("-inf")
+    if sampling.logit_bias:
+        ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
+        logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
+    if sampling.repetition_penalty != 1.0:
+        ids = torch.tensor(sorted(set(row.history)), device=logits.device)
+        seen = logits[ids]
+        penalty = sampling.repetition_penalty
+        logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    if sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0:
+        output = np.asarray(row.history[row.prompt_length :], dtype=np.int64)
+        if len(output):
+            unique, counts = np.unique(output, return_counts=True)
+            amounts = sampling.frequency_penalty * counts + sampling.presence_penalty
+            logits[torch.from_numpy(unique).to(logits.device)] -= torch.from_numpy(amounts).to(logits)
+
+
+def _filtered(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+    """Probabilities [R, V] after temperature, min_p, top_k and top_p; 0 for what is ruled out, not renormalised.
+
+    Tokens as probable as the last one kept are kept too.
+    """
+    device = logits.device
+    temperatures = torch.tensor([s.temperature for s in samplings], device=device)
+    probabilities = (logits / temperatures[:, None]).softmax(dim=-1)
+    if any(s.min_p > 0 for s in samplings):
+        floor = torch.tensor([s.min_p for s in samplings], device=device)[:, None]
+        probabilities.masked_fill_(probabilities < floor * probabilities.amax(dim=-1, keepdim=True), 0.0)
+    vocabulary = logits.shape[1]
+    limited = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < vocabulary]
+    if limited:
+        some = probabilities if len(limited) == len(samplings) else probabilities[limited]
+        least = _least_kept(some, [samplings[i] for i in limited])
+        probabilities[limited] = some.masked_fill(some < least[:, None], 0.0)
+    return probabilities
+
+
+def _least_kept(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+    """The lowest probability that top_k and then top_p keep, per row: [R].
+
+    top_p keeps the fewest best tokens whose share of what top_k left reaches it. Most nuclei are small, so only
+    the best few are sorted; rows that need more are done again in full.
+    """
+    rows, vocabulary = probabilities.shape
+    device = probabilities.device
+    top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings], device=device)
+    top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
+    guess = min(vocabulary, max([TOP_GUESS, *(s.top_k for s in samplings if s.top_k < vocabulary)]))
+    least = torch.empty(rows, dtype=probabilities.dtype, device=device)
+    todo = torch.arange(rows, device=device)
+    for width in (guess, vocabulary):
+        some = probabilities[todo]
+        best = some.topk(width, dim=-1).values
+        k, p = top_k[todo], top_p[todo]
+        kth = best.gather(1, (k.clamp(max=width) - 1)[:, None])
+        limited = k < vocabulary
+        kept = best.to(torch.float64).masked_fill(limited[:, None] & (best < kth), 0.0)
+        total = torch.where(limited, kept.sum(dim=-1), some.sum(dim=-1, dtype=torch.float64))
+        cumulative = kept.cumsum(dim=-1)
+        missing = cumulative < (p * total)[:, None]
+        last = missing.sum(dim=-1).clamp(max=width - 1)
+        nucleus = torch.where(p < 1, best.gather(1, last[:, None])[:, 0], 0.0)
+        least[todo] = torch.maximum(nucleus, torch.where(limited, kth[:, 0], 0.0))
+        todo = todo[(p < 1) & missing[:, -1] & ~limited]
+        if not len(todo):
+            break
+    return least
+
+
+class _LogProbs:
+    """Log-probabilities of the rows that ask for them, taken before anything changes the logits."""
+
+    def __init__(self, logits: Tensor, rows: Sequence[PlannedRow]) -> None:
+        self.rows = rows
+        asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+        self.place = {row: i for i, row in enumerate(asking)}
+        self.values = logits[asking].log_softmax(dim=-1)
+        most = min(logits.shape[1], max(rows[i].sampling.logprobs or 0 for i in asking))
+        top = self.values.topk(most, dim=-1)
+        self.top_values, self.top_ids = top.values.tolist(), top.indices.tolist()
+
+    def sampled(self, chosen: Sequence[int]) -> list[Sampled]:
+        return [self._one(i, token) for i, token in enumerate(chosen)]
+
+    def _one(self, row: int, token: int) -> Sampled:
+        i = self.place.get(row)
+        if i is None:
+            return Sampled(token)
+        count = self.rows[row].sampling.logprobs or 0
+        pairs = zip(self.top_ids[i][:count], self.top_values[i][:count], strict=True)
+        return Sampled(token, float(self.values[i, token]), tuple(pairs))

@@ -1,0 +1,189 @@
+"""The decoder's logits equal transformers' in fp32, for each family and each kind of RoPE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from engine.loading.config import read_config
+from engine.loading.resolve import resolve_model
+from engine.loading.weights import Weights
+from engine.model import Decoder
+from engine.plan import PlannedRow
+from engine.runner import flatten
+from engine.sampling_params import SamplingParams
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 64
+CPU = torch.device("cpu")
+COMMON: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10000.0, **parameters}}
+
+
+CASES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "llama-biases-tied": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama-head-dim": LlamaConfig(**COMMON, head_dim=16),
+    "llama-theta": LlamaConfig(**COMMON, **rope(rope_type="default", rope_theta=500000.0)),
+    "llama-linear": LlamaConfig(**COMMON, **rope(rope_type="linear", factor=2.5)),
+    "llama-dynamic": LlamaConfig(**COMMON, **rope(rope_type="dynamic", factor=2.0)),
+    "llama-llama3": LlamaConfig(**COMMON, **rope(**LLAMA3)),
+    "llama-yarn": LlamaConfig(**COMMON, **rope(**YARN)),
+    "llama-yarn-tuned": LlamaConfig(
+        **COMMON, **rope(**YARN, beta_fast=16.0, beta_slow=2.0, mscale=0.7, mscale_all_dim=1.3)
+    ),
+    "llama-yarn-attention-factor": LlamaConfig(**COMMON, **rope(**YARN, attention_factor=0.8, truncate=False)),
+    "mistral": MistralConfig(**COMMON, head_dim=8, sliding_window=None),
+    "mistral-sliding": MistralConfig(**COMMON, head_dim=8, sliding_window=7),
+    "qwen2": Qwen2Config(**COMMON),
+    "qwen2-sliding": Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "qwen3": Qwen3Config(**COMMON, head_dim=16),
+    "qwen3-bias": Qwen3Config(**COMMON, head_dim=8, attention_bias=True, tie_word_embeddings=True),
+}
+
+
+def save_random(config: PreTrainedConfig, folder: Path) -> Any:
+    """A random model of this configuration, biases and norms included, saved and kept."""
+    torch.manual_seed(7)
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.normal_(1, 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+class Fed:
+    """Feeds chunks of several sequences to a decoder, over block tables scattered through the pool."""
+
+    def __init__(self, folder: Path, prompts: list[list[int]], seed: int = 0) -> None:
+        config = read_config(folder)
+        self.model = Decoder(config, Weights(folder, torch.float32, CPU), config.max_position_embeddings)
+        self.caches = self.model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE)
+        self.prompts = prompts
+        blocks = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
+        self.tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_SIZE))] for p in prompts]
+
+    def step(self, chunks: list[tuple[int, int, int]]) -> torch.Tensor:
+        """Feed (sequence, start, count); logits of every fed row."""
+        sampling = SamplingParams(max_tokens=1)
+        rows = [
+            PlannedRow(str(i), "prefill", self.prompts[i], 1, start, count, self.tables[i], True, sampling)
+            for i, start, count in chunks
+        ]
+        tokens, positions, metadata, _ = flatten(rows, BLOCK_SIZE, CPU)
+        return self.model.forward(tokens, positions, metadata, self.caches, torch.arange(len(tokens)))
+
+
+def random_prompts(vocabulary: int) -> list[list[int]]:
+    random = np.random.default_rng(3)
+    return [random.integers(0, vocabulary, n).tolist() for n in (61, 1, 23, 40)]
+
+
+def check(model: Any, folder: Path, prompts: list[list[int]], tolerance: float) -> None:
+    with torch.inference_mode():
+        expected = [model(torch.tensor([p])).logits[0] for p in prompts]
+
+    whole = Fed(folder, prompts).step([(i, 0, len(p)) for i, p in enumerate(prompts)])
+    torch.testing.assert_close(whole, torch.cat(expected), atol=tolerance, rtol=tolerance)
+
+    # Chunks of 5, then one token at a time from position 11 on; every step holds all sequences that have some left.
+    fed = Fed(folder, prompts, seed=1)
+    found: list[list[torch.Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    while any(n < len(p) for n, p in zip(done, prompts, strict=True)):
+        chunks = []
+        for i, prompt in enumerate(prompts):
+            count = min(5 if done[i] < 10 else 1, len(prompt) - done[i])
+            if count:
+                chunks.append((i, done[i], count))
+        logits = fed.step(chunks)
+        for (i, _, count), part in zip(chunks, logits.split([c for _, _, c in chunks]), strict=True):
+            found[i].append(part)
+            done[i] += count
+    for parts, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.cat(parts), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    model = save_random(CASES[name], tmp_path)
+    check(model, tmp_path, random_prompts(COMMON["vocab_size"]), 1e-4)
+
+
+def test_logits_of_tiny_equal_transformers() -> None:
+    folder = resolve_model("tiny").folder
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    check(model, folder, random_prompts(259), 1e-4)
+
+
+@pytest.mark.model
+def test_logits_of_smollm2_equal_transformers() -> None:
+    folder = resolve_model("smollm2-135m").folder
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    check(model, folder, random_prompts(49152), 2e-4)
+
+
+def test_only_sampled_rows_reach_the_logits(tmp_path: Path) -> None:
+    save_random(CASES["llama"], tmp_path)
+    prompts = random_prompts(COMMON["vocab_size"])
+    fed = Fed(tmp_path, prompts)
+    every = fed.step([(0, 0, 20), (2, 0, 23)])
+    rows = [
+        PlannedRow(str(i), "prefill", prompts[i], 1, 0, n, fed.tables[i], True, SamplingParams(max_tokens=1))
+        for i, n in ((0, 20), (2, 23))
+    ]
+    tokens, positions, metadata, last_rows = flatten(rows, BLOCK_SIZE, CPU)
+    some = fed.model.forward(tokens, positions, metadata, fed.caches, last_rows)
+    torch.testing.assert_close(some, every[[19, 42]], atol=1e-5, rtol=1e-5)
+    none = fed.model.forward(tokens, positions, metadata, fed.caches, last_rows[:0])
+    assert none.shape == (0, COMMON["vocab_size"])
+
+
+def test_a_held_row_changes_no_cache(tmp_path: Path) -> None:
+    save_random(CASES["llama"], tmp_path)
+    prompts = random_prompts(COMMON["vocab_size"])
+    fed = Fed(tmp_path, prompts)
+    expected = fed.step([(0, 0, 61)])[-1:]
+    before = [tensor.clone() for pair in fed.caches for tensor in pair]
+    row = PlannedRow("0", "held", prompts[0], 1, 60, 1, fed.tables[0], False, SamplingParams(max_tokens=1))
+    tokens, positions, metadata, last_rows = flatten([row], BLOCK_SIZE, CPU)
+    logits = fed.model.forward(tokens, positions, metadata, fed.caches, last_rows)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    after = [tensor for pair in fed.caches for tensor in pair]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
