@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +13,8 @@ from torch import Tensor
 from kernels import thread_pool
 from kernels.cpu_kernel import Call, Write, attend_worker, merge_worker, state_floats, write_worker
 from kernels.cpu_tile import BFLOAT16, FLOAT16, FLOAT32
-from kernels.metadata import AttentionMetadata
+from kernels.metadata import AttentionMetadata, IntArray
+from kernels.rows import single_rows
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 # A chunk of at least this many queries is worth gathering its sequence for torch's matrix products (measured).
@@ -25,27 +24,6 @@ TILE_QUERIES = 128
 # Fewer pieces than this per thread leave threads idle; a split of fewer keys costs more than it gains.
 PIECES_PER_THREAD = 4
 SPLIT_KEYS = 128
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of a step that the compiled loop computes: int32 [N, 3] of query row, sequence, keys it sees."""
-
-    table: npt.NDArray[np.int32]
-    longest: int
-
-    @classmethod
-    def of(cls, metadata: AttentionMetadata, sequences: npt.NDArray[np.intp]) -> Rows:
-        starts, lengths = metadata.host_query_starts, metadata.host_context_lengths
-        counts = starts[sequences + 1] - starts[sequences]
-        owner = np.repeat(sequences, counts)
-        before = np.repeat(np.cumsum(counts) - counts, counts)
-        nth = np.arange(len(owner)) - before
-        table = np.empty((len(owner), 3), dtype=np.int32)
-        table[:, 0] = starts[owner] + nth
-        table[:, 1] = owner
-        table[:, 2] = lengths[owner] - np.repeat(counts, counts) + nth + 1
-        return cls(table, int(table[:, 2].max(initial=0)))
 
 
 def paged_attention(
@@ -62,7 +40,7 @@ def paged_attention(
     rows, chunks = _divide(metadata, by_products=soft_cap is None)
     for b in chunks:
         _attend_chunk(query, key_cache, value_cache, metadata, b, scale, sliding_window, out)
-    if len(rows.table):
+    if len(rows):
         _attend_rows(query, key_cache, value_cache, metadata, rows, scale, sliding_window, soft_cap, out)
 
 
@@ -87,7 +65,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
     write_worker(key.shape[2], KINDS[key.dtype]).ctypes(ctypes.addressof(call))
 
 
-def _divide(metadata: AttentionMetadata, *, by_products: bool) -> tuple[Rows, list[int]]:
+def _divide(metadata: AttentionMetadata, *, by_products: bool) -> tuple[IntArray, list[int]]:
     """Split a step into rows for the compiled loop and sequences whose chunk goes through matrix products."""
     key = ("cpu", by_products)
     if key not in metadata.prepared:
@@ -95,10 +73,10 @@ def _divide(metadata: AttentionMetadata, *, by_products: bool) -> tuple[Rows, li
         if not by_products:
             long[:] = False
         metadata.prepared[key] = (
-            Rows.of(metadata, np.flatnonzero(~long)),
+            single_rows(metadata, np.flatnonzero(~long)),
             [int(b) for b in np.flatnonzero(long)],
         )
-    divided: tuple[Rows, list[int]] = metadata.prepared[key]
+    divided: tuple[IntArray, list[int]] = metadata.prepared[key]
     return divided
 
 
@@ -107,7 +85,7 @@ def _attend_rows(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
-    rows: Rows,
+    rows: IntArray,
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
@@ -117,13 +95,14 @@ def _attend_rows(
     _require_dense(key_cache, value_cache, out)
     num_kv_heads, block_size, head_dim = key_cache.shape[1:]
     group, kind, item = query.shape[1] // num_kv_heads, KINDS[query.dtype], query.element_size()
-    pieces = len(rows.table) * num_kv_heads
-    longest = min(rows.longest, sliding_window or rows.longest)
+    pieces = len(rows) * num_kv_heads
+    longest = int(rows[:, 2].max())
+    longest = min(longest, sliding_window or longest)
     wanted = -(-PIECES_PER_THREAD * thread_pool.threads() // pieces)
     splits = max(1, min(wanted, longest // SPLIT_KEYS)) if thread_pool.threads() > 1 else 1
     partial = np.empty(pieces * splits * state_floats(group, head_dim) if splits > 1 else 0, np.float32)
     call = Call(
-        num_rows=len(rows.table),
+        num_rows=len(rows),
         num_kv_heads=num_kv_heads,
         splits=splits,
         window=sliding_window or 0,
@@ -135,7 +114,7 @@ def _attend_rows(
         out_head=out.stride(1) * item,
         tables=metadata.block_tables.data_ptr(),
         table_row=metadata.block_tables.stride(0) * 4,
-        rows=rows.table.ctypes.data,
+        rows=rows.ctypes.data,
         partial=partial.ctypes.data,
         block_size=block_size,
         scale=scale,
