@@ -1,0 +1,106 @@
+"""What the screen's tests share: simulated and recorded streams, an engine that plays them, and folded frames."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engine.protocol import Gap, Record, Snapshot, decode_item
+from tui.client import Accepted, Refused
+from tui.feed import Feed
+from tui.view import Frame, Link, Status
+
+HERE = Path(__file__).parent
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tui_tests_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class PlayedEngine:
+    """Plays a stream that exists already, then stays silent; notes what it was asked to change."""
+
+    def __init__(self, items: Iterable[Snapshot | Record]) -> None:
+        first, *self.records = items
+        assert isinstance(first, Snapshot)
+        self.first = first
+        self.changes: list[dict[str, Any]] = []
+        self.refusal = ""
+        self.played = asyncio.Event()
+        self.closed = False
+
+    async def snapshot(self) -> Snapshot:
+        return self.first
+
+    async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
+        for record in self.records:
+            yield record
+        self.played.set()
+        await asyncio.Event().wait()
+
+    async def change(self, changes: dict[str, Any]) -> Accepted:
+        self.changes.append(changes)
+        if self.refusal:
+            raise Refused(self.refusal)
+        import msgspec
+
+        return Accepted(msgspec.structs.replace(self.records[-1].control, **changes), 18_210)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def fold_all(items: Iterable[Snapshot | Record]) -> Feed:
+    """A feed that has taken every item of a stream, without a loop; its clock stands at the last record."""
+    iterator = iter(items)
+    feed = Feed(None, lambda: 0.0)  # type: ignore[arg-type]
+    feed._read(next(iterator))  # type: ignore[arg-type]
+    feed._enter("live")
+    for record in iterator:
+        feed._take(record)  # type: ignore[arg-type]
+    return feed
+
+
+def frame_of(feed: Feed, **status: Any) -> Frame:
+    return Frame(Status(**{"link": Link("live"), "target": "http://127.0.0.1:8000", **status}), feed.view())
+
+
+@pytest.fixture(scope="session")
+def simulated() -> ModuleType:
+    return _load("simulated")
+
+
+@pytest.fixture(scope="session")
+def recording() -> list[Snapshot | Record]:
+    """Static + reserved for 130 records, then continuous + paged for 130."""
+    with gzip.open(HERE / "recording.jsonl.gz", "rb") as file:
+        return [decode_item(line) for line in file]  # type: ignore[misc]
+
+
+@pytest.fixture
+def played() -> Callable[[Iterable[Snapshot | Record]], PlayedEngine]:
+    return PlayedEngine
+
+
+@pytest.fixture(scope="session")
+def fold() -> Callable[[Iterable[Snapshot | Record]], Feed]:
+    return fold_all
+
+
+@pytest.fixture(scope="session")
+def frame() -> Callable[..., Frame]:
+    return frame_of

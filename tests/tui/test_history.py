@@ -1,0 +1,238 @@
+"""Windows, lanes and comparisons, with figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.protocol import (
+    Arrived,
+    Control,
+    Durations,
+    EngineInfo,
+    Joined,
+    Left,
+    PoolTotals,
+    Preempted,
+    Queue,
+    Record,
+    Row,
+    SharingLedger,
+    Snapshot,
+    WasteLedger,
+)
+from tui.fold import EngineFold
+from tui.history import MAX_POINTS, MAX_STEPS, History, quantile
+
+INFO = EngineInfo("m", "float32", "cpu", 16, 8, 100, 64, "0", started=100.0)
+STATIC = Control(batching="static")
+
+
+def snapshot(seq=0, time=100.0, control=Control(), queue=Queue()):  # noqa: B008
+    from engine.protocol import Counters
+
+    return Snapshot(
+        seq, time, INFO, control, (), (), PoolTotals(free=8), WasteLedger(), SharingLedger(), queue, Counters()
+    )
+
+
+def record(seq, time, rows=(), **changes):
+    fields = {
+        "control": Control(),
+        "durations": Durations(0.01, 0.01, 0.05, 0.01, 0.02),
+        "arrived": (),
+        "joined": (),
+        "preempted": (),
+        "held": (),
+        "left": (),
+        "released": (),
+        "tables": (),
+        "blocks": (),
+        "pool": PoolTotals(free=8),
+        "waste": WasteLedger(),
+        "sharing": SharingLedger(),
+        "queue": Queue(),
+    }
+    return Record(seq=seq, time=time, rows=tuple(rows), **{**fields, **changes})
+
+
+def prefill(request, tokens, sampled=0):
+    return Row(request, "prefill", tokens, tokens, 0, sampled)
+
+
+def decode(request):
+    return Row(request, "decode", 1, 50, 0, 1)
+
+
+class Run:
+    """A history fed as the feed does it."""
+
+    def __init__(self, start=None):
+        start = start or snapshot()
+        self.fold, self.history = EngineFold(start), History()
+        self.history.begin(start)
+
+    def take(self, *records):
+        for item in records:
+            self.history.observe(item, self.fold)
+            self.fold.apply(item)
+        return self
+
+
+def join(request, cached=0, looked_up=0, resumed=False):
+    return Joined(request, cached, looked_up, "paged", resumed)
+
+
+def two_requests():
+    """a: arrives 99.5, first token 101, then 102 and 104, ends. b: arrives 101.5, first token 104."""
+    return Run().take(
+        record(1, 101.0, [prefill("a", 20, 1)], arrived=(Arrived("a", 20, 3, 99.5),), joined=(join("a", 0, 20),)),
+        record(2, 102.0, [decode("a")], arrived=(Arrived("b", 40, 9, 101.5),), queue=Queue(1, 0.5)),
+        record(
+            3,
+            104.0,
+            [decode("a"), prefill("b", 24, 1)],
+            joined=(join("b", 16, 40),),
+            left=(Left("a", "length"),),
+            waste=WasteLedger(100, 60, 40, 32),
+        ),
+    )
+
+
+def test_rates_and_latencies_of_a_window():
+    window = two_requests().history.window(100.0, 104.0)
+    assert window.observed == 4.0
+    assert (window.steps, window.prefill_tokens, window.decode_tokens, window.output_tokens) == (3, 44, 2, 4)
+    assert window.per_second(window.output_tokens) == 1.0
+    assert window.ttft == (1.5, 2.5)
+    assert window.tpot == (1.5,)  # (104 - 101) / (3 - 1)
+    assert window.step_mean == pytest.approx(0.1)
+    assert window.hit_share == 16 / 60
+    assert window.internal_share == 40 / 100
+    assert window.external_slots == pytest.approx(32 / 3)
+    assert window.queue_length == 0
+
+
+def test_a_window_begins_after_its_start_and_ends_with_its_end():
+    history = two_requests().history
+    assert history.window(101.0, 102.0).decode_tokens == 1
+    assert history.window(101.0, 102.0).ttft == ()
+    assert history.window(102.0, 103.9).steps == 0
+    assert history.window(102.0, 103.9).queue_length == 1
+
+
+def test_nothing_measured_is_none_and_idle_is_zero():
+    history = two_requests().history
+    before = history.window(10.0, 20.0)
+    assert before.observed == 0.0
+    assert before.per_second(before.output_tokens) is None
+    assert before.queue_length is None
+    idle = history.window(105.0, 110.0)
+    assert idle.per_second(idle.output_tokens) == 0.0
+    assert idle.internal_share is None
+    assert idle.step_mean is None
+    assert History().window(0.0, 1.0).queue_length is None
+
+
+def test_an_abort_has_no_tpot_and_a_stop_string_ends_at_its_last_token():
+    run = two_requests().take(
+        record(4, 105.0, [decode("b")]),
+        record(5, 109.0, left=(Left("b", "stop"),)),
+    )
+    assert run.history.window(104.0, 110.0).tpot == (1.0,)
+    other = two_requests().take(record(4, 105.0, [decode("b")], left=(Left("b", "abort"),)))
+    assert other.history.window(104.0, 110.0).tpot == ()
+
+
+def test_lost_records_are_not_time_that_was_observed():
+    run = two_requests()
+    run.fold = EngineFold(snapshot(seq=10, time=114.0))
+    run.history.begin(snapshot(seq=10, time=114.0), missing=7)
+    run.take(record(11, 116.0, [prefill("c", 8, 1)], arrived=(Arrived("c", 8, 9, 115.0),), joined=(join("c"),)))
+    window = run.history.window(102.0, 116.0)
+    assert window.observed == 4.0  # 102 to 104 and 114 to 116
+    assert window.per_second(window.prefill_tokens) == (24 + 8) / 4
+    assert run.history.window(106.0, 108.0).per_second(0) is None
+    assert run.history.window(103.0, 108.0).queue_length is None
+    assert run.history.steps[-1].missing == 7
+
+
+def test_comparison_has_equal_windows_around_the_last_switch():
+    run = Run(snapshot(control=STATIC))
+    run.take(
+        record(1, 104.0, [prefill("a", 8, 1)], control=STATIC, arrived=(Arrived("a", 8, 99, 100.0),),
+               joined=(join("a"),), waste=WasteLedger(100, 10, 90, 0)),
+        record(2, 110.0, [decode("a")], waste=WasteLedger(100, 95, 5, 0)),
+        record(3, 111.0, [decode("a")], waste=WasteLedger(100, 95, 5, 0)),
+    )  # fmt: skip
+    comparison = run.history.comparison(113.0)
+    assert comparison is not None
+    assert (comparison.before.start, comparison.before.end) == (107.0, 110.0)
+    assert (comparison.after.start, comparison.after.end) == (110.0, 113.0)
+    assert comparison.after.internal_share == pytest.approx(0.05)
+    longer = run.history.comparison(150.0)
+    assert longer is not None
+    # Before the switch only ten seconds were seen: the other side has as many, the latest.
+    assert longer.before.observed == longer.after.observed == 10.0
+    assert longer.before.internal_share == pytest.approx((90 + 5) / 200)
+    assert Run().history.comparison(200.0) is None
+
+
+def test_switches_in_quick_succession_are_one():
+    run = Run(snapshot(control=STATIC)).take(
+        record(1, 110.0, control=Control(batching="static", allocation="reserved")),
+        record(2, 112.0, control=Control(allocation="reserved")),
+    )
+    comparison = run.history.comparison(116.0)
+    assert comparison is not None
+    assert comparison.first.before == ("static", "paged")
+    assert comparison.last.after == ("continuous", "reserved")
+    assert (comparison.before.end, comparison.after.end) == (110.0, 116.0)
+    assert comparison.after.observed == comparison.before.observed == 4.0
+
+
+def test_a_lane_is_kept_and_taken_over():
+    run = two_requests()
+    assert run.history.lanes == {"b": 1}
+    assert run.history.steps[-1].cells[0].end == "left"
+    run.take(
+        record(4, 105.0, [decode("b"), prefill("c", 5, 1)], arrived=(Arrived("c", 5, 9, 104.5),), joined=(join("c"),))
+    )
+    assert run.history.lanes == {"b": 1, "c": 0}
+    assert [step.cells.get(0) and step.cells[0].request for step in run.history.steps] == ["a", "a", "a", "c"]
+
+
+def test_preempted_held_and_released_are_marked_where_they_were_last_seen():
+    run = two_requests().take(record(4, 105.0, [], preempted=(Preempted("b", 24),)))
+    assert run.history.steps[-1].cells[1].end == "preempted"
+    assert run.history.lanes == {}
+    held = two_requests().take(
+        record(4, 105.0, [decode("b")], held=(Left("b", "stop"),)),
+        record(5, 106.0, [Row("b", "held", 1, 50, 0, 0)]),
+        record(6, 107.0, released=("b",)),
+    )
+    assert [step.cells[1].end for step in held.history.steps[-2:]] == ["finished", "left"]
+    assert held.history.lanes == {}
+
+
+def test_columns_are_cut_at_whole_multiples_and_keep_their_answer():
+    history = two_requests().history
+    first = history.columns(104.9, 1.0, 4)
+    assert [(window.start, window.end) for window in first] == [(100, 101), (101, 102), (102, 103), (103, 104)]
+    assert history.columns(104.1, 1.0, 4) == first
+    assert [window.output_tokens for window in first] == [1, 1, 0, 2]
+
+
+def test_memory_is_bounded():
+    run = Run().take(record(1, 100.1, [prefill("a", 8, 1)], arrived=(Arrived("a", 8, 99, 100.0),), joined=(join("a"),)))
+    history, state = run.history, run.fold
+    for seq in range(2, MAX_POINTS + 6_000):
+        history.observe(record(seq, 100.0 + seq * 0.1, [decode("a")]), state)
+    assert len(history.steps) <= MAX_STEPS * 1.1 + 1
+    assert len(history._times) <= 1.1 * MAX_POINTS + 1
+    assert history.start > 100.0
+
+
+def test_quantile_interpolates():
+    assert quantile([], 0.5) is None
+    assert quantile([3.0, 1.0], 0.5) == 2.0
+    assert quantile([1.0, 2.0, 4.0], 0.9) == pytest.approx(3.6)

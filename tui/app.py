@@ -1,0 +1,182 @@
+"""The app: wires keys to the engine's control, and a session's newest state to the panels, ten frames a second."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+
+from tui.client import Refused, Unreachable
+from tui.look import Look
+from tui.scene import MIN_HEIGHT, MIN_WIDTH, Place, arrange
+from tui.session import Session
+from tui.view import Frame, Status, View
+from tui.widgets.panel import Panel
+from tui.widgets.too_small import TooSmall
+
+FRAME_SECONDS = 0.1
+IDLE_FRAMES = 5  # with nothing new, one frame of so many is drawn: ages and plots still move
+NOTICE_SECONDS = 6.0
+_SHOWN = ("header", "blocks", "batch", "sharing", "waste", "speed", "footer")
+
+
+class PagedTop(App[int]):
+    """The dashboard of one session. Its exit value is the program's exit code."""
+
+    CSS_PATH = "app.tcss"
+    TITLE = "paged-top"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c,ctrl+q", "quit", "quit", priority=True),
+        Binding("question_mark,h,f1", "help", "help"),
+        Binding("escape", "close_help", "close help"),
+        Binding("space,p", "pause", "pause"),
+        Binding("m", "switch('batching')", "batching"),
+        Binding("a", "switch('allocation')", "allocation"),
+        Binding("c", "switch('prefix_cache')", "prefix cache"),
+    ]
+
+    def __init__(self, session: Session, look: Look, readonly: bool = False, frames: bool = True) -> None:
+        """`frames` off leaves drawing to whoever calls `draw_frame` (tests with a clock of their own)."""
+        super().__init__()
+        self.session = session
+        self.look = look
+        self.readonly = readonly
+        self.held: View | None = None  # the picture that a pause keeps
+        self._frames = frames
+        self._paused = False
+        self._records_at_pause = 0
+        self._notice = ("", False)
+        self._notice_until = 0.0
+        self._seen: tuple[object, ...] = ()
+        self._idle = 0
+        self._helping = False
+        self._pool = 0  # blocks that the panels were arranged for
+
+    def compose(self) -> ComposeResult:
+        for name in (*_SHOWN, "help"):
+            yield Panel(name, self.look)
+        yield TooSmall(self.look)
+
+    def on_mount(self) -> None:
+        self.run_worker(self.session.run(), name="session", exit_on_error=True)
+        self._arrange()
+        if self._frames:
+            self.set_interval(FRAME_SECONDS, self.tick)
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange()
+
+    def tick(self) -> None:
+        """Draw, unless nothing can have changed."""
+        feed = self.session.feed
+        seen = (feed.records if feed else 0, self.session.link.phase, self._notice, self._paused, len(self.session.log))
+        self._idle = self._idle + 1 if seen == self._seen else 0
+        self._seen = seen
+        if self._idle % IDLE_FRAMES == 0:
+            self.draw_frame()
+
+    def frame(self) -> Frame:
+        """The newest state, or the held one while paused."""
+        session = self.session
+        now = session.clock()
+        if now >= self._notice_until:
+            self._notice = ("", False)
+        feed = session.feed
+        return Frame(
+            Status(
+                link=session.link,
+                target=session.target,
+                paused=self._paused,
+                since_pause=feed.records - self._records_at_pause if feed and self._paused else 0,
+                readonly=self.readonly,
+                notice=self._notice[0],
+                notice_bad=self._notice[1],
+                replay=session.replay.line if session.replay else "",
+                log=session.log,
+            ),
+            self.held if self._paused else session.view(),
+        )
+
+    def draw_frame(self) -> None:
+        frame = self.frame()
+        pool = len(frame.view.cells) if frame.view else 0
+        if pool != self._pool:
+            self._pool = pool
+            self._arrange()
+            return
+        for panel in self.query(Panel):
+            panel.show(frame)
+
+    def _arrange(self) -> None:
+        """Give every panel its place at this size."""
+        width, height = self.size
+        places = {place.name.split("-")[0]: place for place in arrange(width, height, self._pool)}
+        for name in _SHOWN:
+            self.query_one(f"#{name}", Panel).put(places.get(name))
+        self.query_one(TooSmall).display = width < MIN_WIDTH or height < MIN_HEIGHT
+        self.query_one("#help", Panel).put(_help_place(width, height) if self._helping and places else None)
+        self.draw_frame()
+
+    def say(self, text: str, bad: bool = False) -> None:
+        """Put a notice on the last line for a while."""
+        self._notice = (text, bad)
+        self._notice_until = self.session.clock() + NOTICE_SECONDS
+        self.draw_frame()
+
+    def action_help(self) -> None:
+        self._helping = not self._helping
+        self._arrange()
+
+    def action_close_help(self) -> None:
+        if self._helping:
+            self.action_help()
+
+    def action_pause(self) -> None:
+        """Hold the picture, or go back to the newest one. The feed goes on in both."""
+        feed = self.session.feed
+        if not self._paused and (feed is None or feed.fold is None):
+            self.say("there is nothing to pause yet", bad=True)
+            return
+        self._paused = not self._paused
+        self.held = self.session.view() if self._paused else None
+        self._records_at_pause = feed.records if feed else 0
+        self.draw_frame()
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def action_switch(self, field: str) -> None:
+        """Send one change of control, the opposite of what the engine has now."""
+        fold = self.session.feed.fold if self.session.feed else None
+        if self.readonly:
+            self.say("readonly: nothing is sent", bad=True)
+        elif fold is None:
+            self.say("there is no engine to switch yet", bad=True)
+        else:
+            control = fold.control
+            wanted: dict[str, Any] = {
+                "batching": "static" if control.batching == "continuous" else "continuous",
+                "allocation": "reserved" if control.allocation == "paged" else "paged",
+                "prefix_cache": not control.prefix_cache,
+            }
+            self.run_worker(self._change({field: wanted[field]}), group="control")
+
+    async def _change(self, changes: dict[str, Any]) -> None:
+        name, value = next(iter(changes.items()))
+        try:
+            accepted = await self.session.change(changes)
+        except (Refused, Unreachable) as error:
+            self.say(f"{name} was not changed: {error}", bad=True)
+            return
+        shown = getattr(accepted.control, name)
+        label = {True: "on", False: "off"}.get(shown, shown)
+        words = f"{name.replace('_', ' ')} is {label} from step {accepted.step:,}"
+        self.say(words if shown == value else f"the engine kept: {words}", bad=shown != value)
+
+
+def _help_place(width: int, height: int) -> Place:
+    wide, high = min(width, 100 if width < 140 else 140), min(height, 24 if width < 140 else 14)
+    return Place("help", (width - wide) // 2, max(0, (height - high) // 2), wide, high)

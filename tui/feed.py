@@ -1,0 +1,157 @@
+"""The stream, followed for as long as the program runs: it folds records, keeps history, and always comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from engine.protocol import Gap, Record, Snapshot
+from tui.cells import Cells
+from tui.client import Engine, NotAnEngine, Unreachable
+from tui.fold import EngineFold, MissingRecords
+from tui.history import History
+from tui.view import VIEW_STEPS, Link, Phase, View
+
+BACK_OFF = (0.25, 0.5, 1.0, 2.0)  # seconds before the next try; the last one for ever after
+GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
+
+
+class Feed:
+    """State and history of one engine. `clock` is this machine's monotonic clock, in seconds."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self.engine = engine
+        self.fold: EngineFold | None = None
+        self.history = History()
+        self.records = 0  # received since the start
+        self._clock = clock
+        self._phase: Phase = "connecting"
+        self._detail = ""
+        self._since = clock()
+        self._offset = 0.0  # the engine's clock minus ours, at least
+        self._lost = 0
+        self._lost_at = 0.0
+        self._distrust = False  # the fold may be wrong: read a snapshot before going on
+
+    @property
+    def link(self) -> Link:
+        lost = self._lost if self._clock() - self._lost_at < GAP_SHOWN else 0
+        return Link(self._phase, self._detail, self._clock() - self._since, lost)
+
+    @property
+    def now(self) -> float:
+        """The engine's clock as well as it is known; it stands still while the connection is lost."""
+        if self.fold is None:
+            return 0.0
+        if self._phase != "live":
+            return self.fold.time
+        return max(self.fold.time, self._clock() + self._offset)
+
+    async def run(self) -> None:
+        """Follow the engine until cancelled."""
+        tries = 0
+        while True:
+            before = self.records
+            try:
+                await self._session()
+            except Unreachable as error:
+                self._enter("reconnecting" if self.fold else "connecting", str(error))
+            except NotAnEngine as error:
+                self._distrust = True
+                self._enter("foreign", str(error))
+            except (KeyError, ValueError) as error:
+                self._distrust = True
+                self._enter("reconnecting", f"the stream contradicts itself ({error})")
+            tries = 0 if self.records > before else tries
+            await asyncio.sleep(BACK_OFF[min(tries, len(BACK_OFF) - 1)])
+            tries += 1
+
+    async def _session(self) -> None:
+        """One connection: go on where the fold stands if the engine still has those records, else from a snapshot."""
+        self._read(await self.engine.snapshot())
+        self._enter("live")
+        while True:
+            await self._follow()
+            self._distrust = True
+            self._read(await self.engine.snapshot())
+
+    async def _follow(self) -> None:
+        """Fold records until some are missing."""
+        assert self.fold is not None
+        steps = self.engine.steps(self.fold.seq + 1)
+        try:
+            async for item in steps:
+                if isinstance(item, Gap):
+                    return
+                if item.seq > self.fold.seq:
+                    self._take(item)
+        except MissingRecords:
+            return
+        finally:
+            close = getattr(steps, "aclose", None)
+            if close:
+                with suppress(RuntimeError):
+                    await close()
+
+    def _take(self, record: Record) -> None:
+        assert self.fold is not None
+        if record.seq != self.fold.seq + 1:
+            raise MissingRecords(f"record {record.seq} does not follow {self.fold.seq}")
+        self.history.observe(record, self.fold)
+        self.fold.apply(record)
+        self.records += 1
+        self._offset = max(self._offset, record.time - self._clock())
+
+    def _read(self, snapshot: Snapshot) -> None:
+        """Take a snapshot where the fold cannot go on by itself."""
+        fold = self.fold
+        same = fold is not None and fold.engine.started == snapshot.engine.started and fold.seq <= snapshot.seq
+        if fold is not None and same and not self._distrust:
+            return
+        missing = snapshot.seq - fold.seq if fold is not None and same else 0
+        if not same:
+            self.history = History()
+            self._offset = snapshot.time - self._clock()
+        self._distrust = False
+        self.fold = EngineFold.from_snapshot(snapshot)
+        self.history.begin(snapshot, missing)
+        if missing:
+            self._lost, self._lost_at = missing, self._clock()
+
+    def _enter(self, phase: Phase, detail: str = "") -> None:
+        if phase != self._phase:
+            self._since = self._clock()
+        self._phase, self._detail = phase, detail
+
+    def view(self) -> View | None:
+        """A copy of the state for drawing, or None before the first snapshot."""
+        fold, history = self.fold, self.history
+        if fold is None:
+            return None
+        now = self.now
+        hues = {request: history.hue(request) for request in history.lanes}
+        return View(
+            now=now,
+            uptime=now - fold.engine.started,
+            seq=fold.seq,
+            engine=fold.engine,
+            control=fold.control,
+            pool=fold.pool,
+            waste=fold.waste,
+            sharing=fold.sharing,
+            queue=fold.queue,
+            counters=fold.counters,
+            requests=dict(fold.requests),
+            cells=Cells.of(
+                fold.engine,
+                fold.blocks,
+                fold.requests.values(),
+                hues,
+                holes=fold.waste.external > 0,
+            ),
+            steps=tuple(history.steps[-VIEW_STEPS:]),
+            lanes=dict(history.lanes),
+            hues=hues,
+            history=history,
+        )

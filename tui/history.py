@@ -1,0 +1,426 @@
+"""What has been seen so far, in bounded memory: running totals, latencies, switches, and who ran in which lane.
+
+Every figure over time on the screen is the difference of two running totals, divided by the time that was really
+observed: a stretch whose records are missing counts for nothing. Times are seconds on the engine's clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot
+
+MAX_POINTS = 40_000  # records kept
+MAX_AGE = 900.0  # seconds kept
+MAX_STEPS = 600  # columns of the batch timeline kept
+MAX_COLUMNS = 4_000  # finished plot columns kept
+SWITCH_GROUP = 5.0  # switches closer than this are one change
+COMPARE_LIMIT = 60.0  # the longest window on each side of a switch
+
+CellKind = Literal["prefill", "decode", "held"]
+End = Literal["", "left", "aborted", "finished", "preempted"]
+
+
+class State(Protocol):
+    """What history reads of the state before a record is applied (the fold has it)."""
+
+    @property
+    def requests(self) -> dict[str, RequestState]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over every record up to a moment. `held_slots` and `internal_slots` are sums over steps, for a mean."""
+
+    time: float = 0.0
+    steps: int = 0
+    step_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    sampled_tokens: int = 0
+    padding_tokens: int = 0  # computed for rows that had finished
+    held_slots: int = 0
+    internal_slots: int = 0
+    external_slots: int = 0
+    preemptions: int = 0
+    looked_up_tokens: int = 0
+    found_tokens: int = 0
+    queue_length: int = 0  # the latest, not a sum
+    queue_age: float = 0.0  # the latest, not a sum
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One latency, measured at `time`."""
+
+    time: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened after `start` and up to `end`. `observed` is the seconds of it that records cover."""
+
+    start: float
+    end: float
+    observed: float
+    steps: int
+    step_seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    preemptions: int
+    internal_share: float | None  # internal waste of held slots, mean over the steps weighted by what was held
+    external_slots: float | None  # mean over the steps
+    hit_share: float | None
+    ttft: tuple[float, ...]  # seconds, of the requests whose first token came in the window
+    tpot: tuple[float, ...]  # seconds per output token after the first, of requests that ended in the window
+    queue_length: int | None  # at the end of the window; None if that was not seen
+
+    def per_second(self, tokens: int) -> float | None:
+        """Tokens per observed second; None where less than a quarter of a second was observed."""
+        return tokens / self.observed if self.observed >= 0.25 else None
+
+    @property
+    def step_mean(self) -> float | None:
+        return self.step_seconds / self.steps if self.steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One request's part of one step, as the batch timeline shows it."""
+
+    request: str
+    kind: CellKind
+    hue: int
+    end: End = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One column of the batch timeline. `cells` are by lane; `missing` records were lost before this step."""
+
+    seq: int
+    time: float
+    cells: dict[int, Cell]
+    tokens: int
+    budget: int
+    switched: bool
+    durations: Durations
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A change of batching or allocation, held from step `seq` on."""
+
+    seq: int
+    time: float
+    before: tuple[str, Allocation]
+    after: tuple[str, Allocation]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Windows of equal length on the two sides of the last switch."""
+
+    first: Switch
+    last: Switch
+    before: Window
+    after: Window
+
+
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """The q-quantile by linear interpolation between order statistics; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * q
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+class History:
+    """Fed with each record before the fold applies it; asked for windows, steps and switches.
+
+    Append-only but for what is too old, so that a question about a past moment keeps its answer.
+    """
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._totals: list[Totals] = []
+        self._ttft: list[Sample] = []
+        self._tpot: list[Sample] = []
+        self._gaps: list[tuple[float, float]] = []  # stretches whose records are missing
+        self._lanes: dict[str, int] = {}
+        self._hues: dict[str, int] = {}
+        self._last_token: dict[str, float] = {}
+        self._joins = 0
+        self._control: Control | None = None
+        self._pending_missing = 0
+        self._columns: dict[tuple[float, int], Window] = {}
+        self.steps: list[Step] = []
+        self.switches: list[Switch] = []
+
+    @property
+    def start(self) -> float | None:
+        """The moment from which on everything is known, but for gaps."""
+        return self._times[0] if self._times else None
+
+    @property
+    def lanes(self) -> dict[str, int]:
+        """The lane of every request in the batch."""
+        return self._lanes
+
+    def hue(self, request: str) -> int:
+        """A number that goes with a request while it lives: neighbours in age differ."""
+        if request not in self._hues:
+            self._hues[request] = self._joins
+            self._joins += 1
+        return self._hues[request]
+
+    def begin(self, snapshot: Snapshot, missing: int = 0) -> None:
+        """Start, or go on after `missing` lost records, from a snapshot of the same engine."""
+        self._columns.clear()
+        if self._times and missing:
+            self._gaps.append((self._times[-1], snapshot.time))
+        last = self._totals[-1] if self._totals else Totals()
+        self._note_switch(snapshot.control, snapshot.seq, snapshot.time)
+        self._push(
+            Totals(
+                **{
+                    **{name: getattr(last, name) for name in Totals.__slots__},
+                    "time": snapshot.time,
+                    "queue_length": snapshot.queue.length,
+                    "queue_age": snapshot.queue.oldest_age,
+                }
+            )
+        )
+        self._pending_missing += missing
+        alive = {request.request for request in snapshot.requests if request.status != "waiting"}
+        for request in [name for name in self._lanes if name not in alive]:
+            del self._lanes[request]
+        for request in (r.request for r in snapshot.requests if r.status != "waiting"):
+            self._enter(request)
+        for request in [name for name in self._hues if name not in alive]:
+            del self._hues[request]
+
+    def observe(self, record: Record, state: State) -> None:
+        """Take one record; `state` is as it was before it."""
+        self._note_switch(record.control, record.seq, record.time)
+        switched = bool(self.switches) and self.switches[-1].seq == record.seq
+        self._measure_latencies(record, state)
+        in_batch = {row.request for row in record.rows}
+        for preempted in record.preempted:
+            self._leave_before(preempted.request, "preempted")
+        for left in record.left:
+            if left.request not in in_batch:
+                self._leave_before(left.request, _ending(left))
+        for released in record.released:
+            self._leave_before(released, "left")
+        for joined in record.joined:
+            self._enter(joined.request)
+        self._add(record)
+        if record.rows:
+            self._add_step(record, switched)
+        for left in record.left:
+            self._forget(left.request)
+        self._trim()
+
+    def window(self, start: float, end: float) -> Window:
+        """Everything after `start` and up to `end`."""
+        if self.start is None:
+            return Window(start, end, 0.0, 0, 0.0, 0, 0, 0, 0, None, None, None, (), (), None)
+        start = max(start, self.start)
+        end = max(end, start)
+        first, last = self._at(start), self._at(end)
+        steps = last.steps - first.steps
+        held = last.held_slots - first.held_slots
+        looked_up = last.looked_up_tokens - first.looked_up_tokens
+        observed = end - start - self._unseen(start, end)
+        ends_seen = observed > 0 and not any(a < end < b for a, b in self._gaps)
+        return Window(
+            start=start,
+            end=end,
+            observed=observed,
+            steps=steps,
+            step_seconds=last.step_seconds - first.step_seconds,
+            prefill_tokens=last.prefill_tokens - first.prefill_tokens,
+            decode_tokens=last.decode_tokens - first.decode_tokens,
+            output_tokens=last.sampled_tokens - first.sampled_tokens,
+            preemptions=last.preemptions - first.preemptions,
+            internal_share=(last.internal_slots - first.internal_slots) / held if held else None,
+            external_slots=(last.external_slots - first.external_slots) / steps if steps else None,
+            hit_share=(last.found_tokens - first.found_tokens) / looked_up if looked_up else None,
+            ttft=_between(self._ttft, start, end),
+            tpot=_between(self._tpot, start, end),
+            queue_length=last.queue_length if ends_seen else None,
+        )
+
+    def columns(self, now: float, span: float, count: int) -> list[Window]:
+        """The last `count` finished windows of `span` seconds, cut at whole multiples of it, the newest last."""
+        newest = int(now // span)
+        out = []
+        for index in range(newest - count, newest):
+            key = (span, index)
+            if key not in self._columns:
+                if len(self._columns) > MAX_COLUMNS:
+                    self._columns.clear()
+                self._columns[key] = self.window(index * span, (index + 1) * span)
+            out.append(self._columns[key])
+        return out
+
+    def comparison(self, now: float) -> Comparison | None:
+        """Equal windows around the last switch (switches in quick succession are one); None before any."""
+        switches = [switch for switch in self.switches if switch.time <= now]
+        if not switches or self.start is None:
+            return None
+        group = [switches[-1]]
+        for switch in reversed(switches[:-1]):
+            if group[0].time - switch.time > SWITCH_GROUP:
+                break
+            group.insert(0, switch)
+        first, last = group[0], group[-1]
+        earlier = [switch.time for switch in switches if switch.time < first.time]
+        had = first.time - max([self.start, *earlier[-1:]])
+        span = min(COMPARE_LIMIT, now - last.time, had)
+        before = self.window(first.time - span, first.time)
+        return Comparison(first, last, before, self.window(now - span, now))
+
+    def _enter(self, request: str) -> None:
+        if request in self._lanes:
+            return
+        taken = set(self._lanes.values())
+        self._lanes[request] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
+        self.hue(request)
+
+    def _leave_before(self, request: str, end: End) -> None:
+        """A request left the batch before this step was planned: the mark goes on the last step it was in."""
+        lane = self._lanes.get(request)
+        self._forget(request)
+        if lane is None or not self.steps:
+            return
+        cell = self.steps[-1].cells.get(lane)
+        if cell and cell.request == request and not cell.end:
+            self.steps[-1].cells[lane] = Cell(request, cell.kind, cell.hue, end)
+
+    def _forget(self, request: str) -> None:
+        for known in (self._lanes, self._hues, self._last_token):
+            known.pop(request, None)
+
+    def _measure_latencies(self, record: Record, state: State) -> None:
+        """TTFT from arrival to first token; TPOT over the tokens after the first, when a request ends by itself."""
+        arrivals = {arrived.request: arrived.time for arrived in record.arrived}
+        sampled = {row.request: row.sampled for row in record.rows if row.sampled}
+        for request in sampled:
+            self._last_token[request] = record.time
+            known = state.requests.get(request)
+            arrived = known.arrived if known else arrivals.get(request)
+            if (known is None or known.first_token is None) and arrived is not None:
+                self._ttft.append(Sample(record.time, record.time - arrived))
+        for left in (*record.held, *record.left):
+            known = state.requests.get(left.request)
+            last = self._last_token.get(left.request)
+            if left.reason not in ("stop", "length") or known is None:
+                continue
+            generated = known.num_tokens - known.prompt_tokens + sampled.get(left.request, 0)
+            if known.first_token is not None and last is not None and generated > 1:
+                self._tpot.append(Sample(record.time, (last - known.first_token) / (generated - 1)))
+
+    def _add(self, record: Record) -> None:
+        last = self._totals[-1] if self._totals else Totals(time=record.time)
+        tokens = {"prefill": 0, "decode": 0, "held": 0}
+        for row in record.rows:
+            tokens[row.kind] += row.tokens
+        ran = bool(record.rows)
+        spent = record.durations
+        first = [join for join in record.joined if not join.resumed]
+        self._push(
+            Totals(
+                time=record.time,
+                steps=last.steps + ran,
+                step_seconds=last.step_seconds
+                + (spent.schedule + spent.prepare + spent.forward + spent.sample + spent.publish) * ran,
+                prefill_tokens=last.prefill_tokens + tokens["prefill"],
+                decode_tokens=last.decode_tokens + tokens["decode"],
+                sampled_tokens=last.sampled_tokens + sum(row.sampled for row in record.rows),
+                padding_tokens=last.padding_tokens + tokens["held"],
+                held_slots=last.held_slots + record.waste.held * ran,
+                internal_slots=last.internal_slots + record.waste.internal * ran,
+                external_slots=last.external_slots + record.waste.external * ran,
+                preemptions=last.preemptions + len(record.preempted),
+                looked_up_tokens=last.looked_up_tokens + sum(join.looked_up_tokens for join in first),
+                found_tokens=last.found_tokens + sum(join.cached_tokens for join in first),
+                queue_length=record.queue.length,
+                queue_age=record.queue.oldest_age,
+            )
+        )
+
+    def _add_step(self, record: Record, switched: bool) -> None:
+        ends: dict[str, End] = {left.request: "finished" for left in record.held}
+        ends |= {left.request: _ending(left) for left in record.left}
+        cells = {
+            self._lanes[row.request]: Cell(row.request, row.kind, self.hue(row.request), ends.get(row.request, ""))
+            for row in record.rows
+            if row.request in self._lanes
+        }
+        self.steps.append(
+            Step(
+                seq=record.seq,
+                time=record.time,
+                cells=cells,
+                tokens=sum(row.tokens for row in record.rows),
+                budget=record.control.max_num_batched_tokens,
+                switched=switched,
+                durations=record.durations,
+                missing=self._pending_missing,
+            )
+        )
+        self._pending_missing = 0
+
+    def _note_switch(self, control: Control, seq: int, time: float) -> None:
+        old, self._control = self._control, control
+        if old is None:
+            return
+        before, after = (old.batching, old.allocation), (control.batching, control.allocation)
+        if before != after:
+            self.switches.append(Switch(seq, time, before, after))
+
+    def _push(self, totals: Totals) -> None:
+        self._times.append(totals.time)
+        self._totals.append(totals)
+
+    def _at(self, time: float) -> Totals:
+        """The totals after every record up to `time` (inclusive); the first ones before any."""
+        return self._totals[max(0, bisect_right(self._times, time) - 1)]
+
+    def _unseen(self, start: float, end: float) -> float:
+        return sum(max(0.0, min(b, end) - max(a, start)) for a, b in self._gaps)
+
+    def _trim(self) -> None:
+        """Drop what is too old, in chunks, so that a record costs O(1)."""
+        oldest = self._times[-1] - MAX_AGE
+        if len(self._times) > MAX_POINTS * 1.1 or self._times[0] < oldest - MAX_AGE * 0.1:
+            cut = max(len(self._times) - MAX_POINTS, bisect_left(self._times, oldest), 0)
+            del self._times[:cut], self._totals[:cut]
+            oldest = self._times[0]
+            for samples in (self._ttft, self._tpot):
+                del samples[: bisect_left(samples, oldest, key=lambda sample: sample.time)]
+            self._gaps = [gap for gap in self._gaps if gap[1] > oldest]
+            self.switches = [switch for switch in self.switches if switch.time > oldest]
+        if len(self.steps) > MAX_STEPS * 1.1:
+            del self.steps[: len(self.steps) - MAX_STEPS]
+
+
+def _ending(left: Left) -> End:
+    return "aborted" if left.reason in ("abort", "error") else "left"
+
+
+def _between(samples: list[Sample], start: float, end: float) -> tuple[float, ...]:
+    low = bisect_right(samples, start, key=lambda sample: sample.time)
+    high = bisect_right(samples, end, key=lambda sample: sample.time)
+    return tuple(sample.seconds for sample in samples[low:high])

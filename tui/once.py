@@ -1,0 +1,94 @@
+"""`--once`: one frame as text, or the totals as JSON, then the end. It needs no terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import suppress
+from typing import TextIO
+
+import msgspec
+
+from engine.protocol import Snapshot
+from tui import scene
+from tui.client import HttpEngine, NotAnEngine, Unreachable
+from tui.engine_process import EngineFailed, EngineProcess
+from tui.feed import Feed
+from tui.look import Look
+from tui.panels.line import text_of
+from tui.view import Frame, Status
+
+OBSERVED = 1.5  # seconds of the stream that a frame has seen, so that its rates and steps are measured
+FAILED = 1
+
+
+def frame_text(frame: Frame, width: int, height: int, look: Look) -> str:
+    """The screen as plain text, line ends trimmed."""
+    return "\n".join(text_of(line).rstrip() for line in scene.draw(frame, width, height, look))
+
+
+def write_frame(frame: Frame, width: int, height: int, look: Look, out: TextIO) -> None:
+    """The screen, in colour where `out` is a terminal."""
+    if not (look.coloured and out.isatty()):
+        print(frame_text(frame, width, height, look), file=out)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=out, width=width)
+    for line in scene.draw(frame, width, height, look):
+        console.print(Text.assemble(*((text, look.style(role)) for text, role in line)), soft_wrap=True)
+
+
+def totals_json(snapshot: Snapshot) -> str:
+    """A snapshot as the engine told it, without the list of its blocks."""
+    totals = msgspec.to_builtins(snapshot)
+    del totals["blocks"]
+    return msgspec.json.format(msgspec.json.encode(totals), indent=2).decode()
+
+
+def fail(message: str) -> int:
+    print(f"paged-top: error: {message}", file=sys.stderr)
+    return FAILED
+
+
+async def run_once(url: str | None, model: str | None, json: bool, size: tuple[int, int], look: Look) -> int:
+    """Print once and return the exit code."""
+    own = EngineProcess(model) if url is None else None
+    engine: HttpEngine | None = None
+    try:
+        if own:
+            print("paged-top: starting an engine", file=sys.stderr)
+            try:
+                url = await own.start()
+            except (EngineFailed, OSError) as error:
+                return fail(f"the engine did not start: {error}")
+        assert url is not None
+        engine = HttpEngine(url)
+        snapshot = await engine.snapshot()
+        if json:
+            print(totals_json(snapshot))
+        else:
+            write_frame(await _observed(engine, url), *size, look, sys.stdout)
+    except (Unreachable, NotAnEngine) as error:
+        return fail(f"{url}: {error}")
+    finally:
+        if engine:
+            await engine.close()
+        if own:
+            await own.stop()
+    return 0
+
+
+async def _observed(engine: HttpEngine, url: str) -> Frame:
+    """A frame after the stream was followed for a moment."""
+    feed = Feed(engine, time.monotonic)
+    following = asyncio.create_task(feed.run())
+    try:
+        await asyncio.sleep(OBSERVED)
+        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view())
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following

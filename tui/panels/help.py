@@ -1,0 +1,66 @@
+"""The help overlay: keys, and what every glyph means."""
+
+from __future__ import annotations
+
+from tui.look import Look
+from tui.panels.line import Line, box
+from tui.view import Frame
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    glyphs = look.glyphs
+    reads = " (sends nothing: readonly)" if frame.status.readonly else ""
+    keys = [
+        ("m", f"batching: continuous / static{reads}"),
+        ("a", f"allocation: paged / reserved{reads}"),
+        ("c", f"prefix cache: on / off{reads}"),
+        ("space p", "pause the view; the feed goes on"),
+        ("? esc", "close this"),
+        ("q", "quit"),
+    ]
+    blocks = [
+        (glyphs.free, "free", "free: nobody holds it, nothing in it"),
+        (glyphs.reserved, "reserved", "reserved: held, not a slot filled"),
+        (glyphs.fills[:7], "text", "filling: height is the filled slots"),
+        (glyphs.fills[7], "text", "full: held by one request"),
+        ("2-9" if glyphs.ascii else glyphs.shared, "shared", "shared: held by several requests"),
+        (glyphs.cached, "cached", "cached: can be found again, or evicted"),
+        (glyphs.hole, "hole", "too short for the next reservation"),
+    ]
+    rows = [
+        (glyphs.prefill, "prefill", "prefill: prompt tokens are computed"),
+        (glyphs.decode, "text", "decode: one token"),
+        (glyphs.left, "end", "the request ended here"),
+        (glyphs.held, "held", "held: ended, kept by its static batch"),
+        (glyphs.preempted, "bad", "preempted: will be computed again"),
+        (glyphs.aborted, "bad", "aborted or failed"),
+        (glyphs.missing, "bad", "records are missing before this step"),
+        (glyphs.switch, "switch", "batching or allocation was switched"),
+    ]
+    left: list[Line] = [_entry(key, "key", text) for key, text in keys]
+    left += [[], [(" A colour is a request, the same in", "dim")], [(" the map and in the batch.", "dim")]]
+    left += [[(f" {glyphs.dash} was not measured.", "dim")]]
+    right = [_entry(glyph, role, text) for glyph, role, text in blocks]
+    if width >= 2 * 46:
+        body = _beside([left, right, [_entry(*row) for row in rows]], (width - 2) // 3) if width >= 136 else (
+            _beside([left, right + [[]] + [_entry(*row) for row in rows]], (width - 2) // 2)
+        )  # fmt: skip
+    else:
+        body = [*left[:6], *right, *[_entry(*row) for row in rows]]
+        if len(body) > height - 2:
+            body = _beside([left[:6] + [_entry(*row) for row in rows], right], (width - 2) // 2)
+    return box("help", [("? closes", "dim")], body, width, height, glyphs)
+
+
+def _entry(key: str, role: str, text: str) -> Line:
+    return [(f" {key:<8}", role), (text, "text")]
+
+
+def _beside(columns: list[list[Line]], width: int) -> list[Line]:
+    from tui.panels.line import fit
+
+    rows = max(len(column) for column in columns)
+    return [
+        [span for column in columns for span in fit(column[row] if row < len(column) else [], width)]
+        for row in range(rows)
+    ]

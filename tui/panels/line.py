@@ -1,0 +1,103 @@
+"""Lines of styled text: what every panel is drawn with. A span is (text, role); a role is a name of `tui.look`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+
+from tui.look import Glyphs
+
+Span = tuple[str, str]
+Line = list[Span]
+
+
+def clean(text: str) -> str:
+    """Text from outside with every character that is not one cell wide replaced, so that columns hold."""
+    return "".join(c if c.isprintable() and cell_len(c) == 1 else "?" for c in text)
+
+
+def length(line: Iterable[Span]) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def text_of(line: Iterable[Span]) -> str:
+    return "".join(text for text, _ in line)
+
+
+def fit(line: Sequence[Span], width: int) -> Line:
+    """The line cut or padded to exactly `width` cells."""
+    out: Line = []
+    left = max(0, width)
+    for text, role in line:
+        if not left:
+            break
+        piece = text[:left]
+        out.append((piece, role))
+        left -= len(piece)
+    if left:
+        out.append((" " * left, "text"))
+    return out
+
+
+def spread(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
+    """`left` and `right` at the two ends; `right` gives way where both do not fit."""
+    gap = width - length(left) - length(right)
+    if gap < 1:
+        return fit(left, width)
+    return [*left, (" " * gap, "text"), *right]
+
+
+def join(parts: Iterable[Sequence[Span]], separator: Span, width: int) -> Line:
+    """As many of `parts` as fit whole, in order."""
+    out: Line = []
+    for part in parts:
+        extra = [*([separator] if out else []), *part]
+        if length(out) + length(extra) > width:
+            break
+        out.extend(extra)
+    return out
+
+
+def box(
+    title: str,
+    right: Sequence[Span],
+    body: Sequence[Sequence[Span]],
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    bottom: Sequence[Span] = (),
+    bottom_right: Sequence[Span] = (),
+    top_joint: bool = False,
+    open_bottom: bool = False,
+) -> list[Line]:
+    """A bordered panel of exactly `width` x `height`; `top_joint` continues the box above, whose bottom is open."""
+    inner = width - 2
+    tops = glyphs.tees if top_joint else glyphs.corners[:2]
+    lines = [_edge(tops, [(f" {title} ", "title")], right, inner, glyphs)]
+    rows = height - 1 if open_bottom else height - 2
+    for index in range(rows):
+        content = body[index] if index < len(body) else []
+        side = (glyphs.vertical, "border")
+        lines.append([side, *fit(content, inner), side])
+    if not open_bottom:
+        lines.append(_edge(glyphs.corners[2:], bottom, bottom_right, inner, glyphs))
+    return lines[:height]
+
+
+def _edge(ends: str, left: Sequence[Span], right: Sequence[Span], inner: int, glyphs: Glyphs) -> Line:
+    """One horizontal border with text set into it; the right text gives way, then the left is cut."""
+    rule = glyphs.horizontal
+    left = list(left) if length(left) <= inner - 1 else fit(left, inner - 1)
+    if length(left) + length(right) > inner - 4:
+        right = []
+    if right:
+        right = [(" ", "border"), *right, (" ", "border")]
+    gap = inner - length(left) - length(right) - (1 if left else 0) - (1 if right else 0)
+    return [
+        (ends[0] + (rule if left else ""), "border"),
+        *left,
+        (rule * gap, "border"),
+        *right,
+        ((rule if right else "") + ends[1], "border"),
+    ]

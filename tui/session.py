@@ -1,0 +1,115 @@
+"""What this program is attached to: an engine (its own, or one at a URL), its feed, and perhaps a replay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tui.child import Child
+from tui.client import Accepted, Engine, HttpEngine, Unreachable
+from tui.engine_process import EngineFailed, EngineProcess
+from tui.feed import Feed
+from tui.replay import Replay
+from tui.view import Link, View
+
+
+class Session:
+    """Run it in a task, and close it in any case. Without `url` (or an `engine`) it starts an engine of its own."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        model: str | None = None,
+        replay: Replay | None = None,
+        replay_sessions: int | None = None,
+        replay_speed: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        engine: Engine | None = None,
+    ) -> None:
+        self.url = url
+        self.replay = replay
+        self.feed: Feed | None = None
+        self.error = ""  # why the engine that was started is no more
+        self._replay_sessions = replay_sessions
+        self._replay_speed = replay_speed
+        self._clock = clock
+        self._started = self._clock()
+        self._own = EngineProcess(model) if url is None and engine is None else None
+        if engine is not None:
+            self.feed = Feed(engine, self._clock)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._clock
+
+    @property
+    def link(self) -> Link:
+        if self.error:
+            return Link("ended", self.error)
+        if self.feed is None:
+            phase = "starting" if self._own else "connecting"
+            return Link(phase, "", self._clock() - self._started)  # type: ignore[arg-type]
+        return self.feed.link
+
+    @property
+    def target(self) -> str:
+        """What it is attached to, in words."""
+        return self.url or (f"an engine of its own, {self._own.model or 'the default model'}" if self._own else "")
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        return self._own.log if self._own else ()
+
+    def view(self) -> View | None:
+        return self.feed.view() if self.feed else None
+
+    async def run(self) -> None:
+        """Start what must be started, then follow the engine until cancelled."""
+        if self._own:
+            try:
+                self.url = await self._own.start()
+            except (EngineFailed, OSError) as error:
+                self.error = str(error)
+                return
+        if self.feed is None:
+            self.feed = Feed(HttpEngine(self.url or ""), self._clock)
+        following = [asyncio.create_task(self.feed.run())]
+        if self._own and self._own.child:
+            following.append(asyncio.create_task(self._watch(self._own.child)))
+        if self.replay and self.url:
+            following.append(asyncio.create_task(self._start_replay(self.replay, self.feed, self.url)))
+        try:
+            await asyncio.gather(*following)
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+    async def change(self, changes: dict[str, Any]) -> Accepted:
+        """Change the engine's control. Raises Refused or Unreachable."""
+        if self.feed is None:
+            raise Unreachable("there is no engine yet")
+        return await self.feed.engine.change(changes)
+
+    async def close(self) -> None:
+        """Stop what was started here, and let go of the engine."""
+        if self.replay:
+            await self.replay.stop()
+        if self.feed:
+            await self.feed.engine.close()
+        if self._own:
+            await self._own.stop()
+
+    async def _watch(self, child: Child) -> None:
+        """Tell when the engine of our own ends; the last picture stays."""
+        code = await child.wait()
+        last = self.log[-1] if self.log else ""
+        self.error = f"exit code {code}. {last}"
+
+    async def _start_replay(self, replay: Replay, feed: Feed, url: str) -> None:
+        """Start the load when the engine is seen for the first time."""
+        while feed.fold is None:
+            await asyncio.sleep(0.1)
+        await replay.start(url, self._replay_sessions, self._replay_speed)

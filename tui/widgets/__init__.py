@@ -1,0 +1,1 @@
+"""Textual widgets: they show lines that panels have drawn, and nothing else."""

@@ -1,0 +1,73 @@
+"""One panel on the screen. It keeps the lines it shows and repaints only those that changed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.look import Look
+from tui.panels.line import Line, fit, text_of
+from tui.scene import PANELS, Place
+from tui.view import Frame
+
+
+@lru_cache(maxsize=512)
+def _style(definition: str, background: str | None) -> Style:
+    return Style.parse(definition) + Style(bgcolor=background)
+
+
+class Panel(Widget):
+    """Drawn with the Line API from a frame; where it is, its `place` says."""
+
+    DEFAULT_CSS = """
+    Panel { position: absolute; width: 1; height: 1; }
+    """
+
+    def __init__(self, name: str, look: Look) -> None:
+        super().__init__(id=name)
+        self._look = look
+        self._place: Place | None = None
+        self._lines: list[Line] = []
+
+    def put(self, place: Place | None) -> None:
+        """Move to a place; None hides the panel."""
+        if place == self._place:
+            return
+        self._place = place
+        self.display = place is not None
+        if place:
+            self.styles.offset = (place.x, place.y)
+            self.styles.width = place.width
+            self.styles.height = place.height
+
+    def show(self, frame: Frame) -> None:
+        """Draw a frame; only lines that differ from what is on the screen are painted."""
+        place = self._place
+        if place is None:
+            return
+        new = PANELS[place.name](frame, place.width, place.height, self._look)
+        old, self._lines = self._lines, new
+        changed = [
+            Region(0, y, place.width, 1)
+            for y in range(max(len(old), len(new)))
+            if y >= len(old) or y >= len(new) or old[y] != new[y]
+        ]
+        if changed:
+            self.refresh(*changed)
+
+    @property
+    def text(self) -> str:
+        """What is shown, without colours."""
+        return "\n".join(text_of(line) for line in self._lines)
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        line = fit(self._lines[y] if y < len(self._lines) else [], width)
+        look = self._look
+        segments = [Segment(text, _style(look.style(role), look.background)) for text, role in line]
+        return Strip(segments, width)
