@@ -1,0 +1,314 @@
+"""Each sampling parameter against a plain implementation of its meaning, or against the distribution it names."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.plan import PlannedRow, Sampled
+from engine.sampler import LogitsError, Sampler, pick, uniform
+from engine.sampling_params import SamplingParams
+
+EOS = frozenset({3, 5})
+DRAWS = 4000
+
+
+def row(
+    prompt: list[int] | None = None, output: list[int] | None = None, name: str = "r", **sampling: Any
+) -> PlannedRow:
+    prompt, output = prompt or [0], output or []
+    history = prompt + output
+    params = SamplingParams(max_tokens=1000, **sampling)
+    return PlannedRow(name, "decode", history, len(prompt), len(history) - 1, 1, [0], True, params)
+
+
+def sample(logits: torch.Tensor, *rows: PlannedRow) -> list[Sampled]:
+    stacked = logits.clone() if logits.dim() == 2 else logits.repeat(len(rows), 1)
+    return Sampler(EOS).sample(stacked, rows)
+
+
+def random_logits(vocabulary: int, seed: int, rows: int | None = None) -> torch.Tensor:
+    shape = (vocabulary,) if rows is None else (rows, vocabulary)
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, shape)).float()
+
+
+def kept_tokens(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
+    """The distribution as the words say it, one token at a time: min_p, then top_k, then top_p."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    probabilities = weights / weights.sum()
+    order = sorted(range(len(logits)), key=lambda i: -probabilities[i])
+    order = [i for i in order if probabilities[i] >= min_p * probabilities.max()]
+    if top_k:
+        order = order[:top_k]
+    total = sum(probabilities[i] for i in order)
+    kept: dict[int, float] = {}
+    for i in order:
+        if top_p < 1 and sum(kept.values()) >= top_p * total:
+            break
+        kept[i] = probabilities[i]
+    mass = sum(kept.values())
+    return {i: p / mass for i, p in kept.items()}
+
+
+def expected_draw(distribution: dict[int, float], u: float) -> int:
+    cumulative = 0.0
+    for token in sorted(distribution):
+        cumulative += distribution[token]
+        if u < cumulative:
+            return token
+    return max(distribution)
+
+
+def test_greedy_takes_the_best_token_and_the_first_of_equals() -> None:
+    logits = random_logits(50, 0, rows=3)
+    logits[1, 7] = logits[1, 30] = 40.0
+    found = sample(logits, *(row(temperature=0) for _ in range(3)))
+    assert [s.token_id for s in found] == [int(logits[0].argmax()), 7, int(logits[2].argmax())]
+    assert all(s.logprob is None and s.top == () for s in found)
+
+
+def test_greedy_ignores_filters_and_seed() -> None:
+    logits = random_logits(50, 1)
+    found = sample(logits, row(temperature=0, seed=1, top_p=0.01), row(temperature=1e-9, seed=2, top_k=3))
+    assert {s.token_id for s in found} == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 2.5},
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": 10_000},
+        {"top_p": 0.7},
+        {"top_p": 1e-6},
+        {"min_p": 0.2},
+        {"top_k": 8, "top_p": 0.8},
+        {"temperature": 1.7, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution(sampling: dict[str, Any]) -> None:
+    """Every draw is what the plain inverse of the plain distribution gives, and together they fit it."""
+    logits = random_logits(20, 2)
+    distribution = kept_tokens(
+        logits.double().numpy(),
+        sampling.get("temperature", 1.0),
+        sampling.get("top_k", 0),
+        sampling.get("top_p", 1.0),
+        sampling.get("min_p", 0.0),
+    )
+    rows = [row(seed=seed, **sampling) for seed in range(DRAWS)]
+    found = [s.token_id for s in sample(logits, *rows)]
+    expected = [expected_draw(distribution, uniform(seed, 0)) for seed in range(DRAWS)]
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1  # float32 at a boundary
+    counts = Counter(found)
+    assert set(counts) <= set(distribution)
+    likely = [i for i, p in distribution.items() if p * DRAWS >= 5]
+    statistic = sum((counts[i] - distribution[i] * DRAWS) ** 2 / (distribution[i] * DRAWS) for i in likely)
+    freedom = max(len(likely) - 1, 1)
+    assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    vocabulary=st.sampled_from([7, 256, 300, 1000]),
+    flat=st.booleans(),
+    top_k=st.sampled_from([0, 1, 40, 280]),
+    top_p=st.sampled_from([1.0, 0.999, 0.95, 0.5, 0.1]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3]),
+)
+def test_filters_keep_what_the_words_say(
+    seed: int, vocabulary: int, flat: bool, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Also where the nucleus is wider than the few tokens that are sorted first."""
+    logits = random_logits(vocabulary, seed) * (0.05 if flat else 1.0)
+    distribution = kept_tokens(logits.double().numpy(), 1.0, top_k, top_p, min_p)
+    rows = [row(seed=i, top_k=top_k, top_p=top_p, min_p=min_p) for i in range(40)]
+    other = row(seed=0)  # beside a row without filters
+    found = [s.token_id for s in sample(logits, *rows, other)][:-1]
+    expected = [expected_draw(distribution, uniform(i, 0)) for i in range(40)]
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
+
+
+def test_rows_keep_their_own_settings() -> None:
+    logits = random_logits(600, 4, rows=6) * 0.2
+    rows = [
+        row(seed=1, top_k=3),
+        row(temperature=0),
+        row(seed=3, top_p=0.99),
+        row(seed=4),
+        row(seed=5, min_p=0.8),
+        row(seed=6, temperature=0.3, top_p=0.4),
+    ]
+    together = [s.token_id for s in sample(logits, *rows)]
+    alone = [sample(logits[i], one)[0].token_id for i, one in enumerate(rows)]
+    assert together == alone
+
+
+def test_a_seed_gives_the_same_draws_whatever_the_batch() -> None:
+    logits = random_logits(500, 5)
+    mine = [row(output=[1] * n, seed=42) for n in range(20)]
+    alone = [sample(logits, one)[0].token_id for one in mine]
+    others = [row(output=[2] * n, seed=n, temperature=0.5 + n / 7) for n in range(20)]
+    mixed = [one for pair in zip(others, mine, strict=True) for one in pair]
+    assert [s.token_id for s in sample(logits, *mixed)][1::2] == alone
+    assert len(set(alone)) > 5
+
+
+def test_a_resumed_prefill_draws_as_the_decode_would_have() -> None:
+    logits = random_logits(500, 6)
+    decode = row(prompt=[1, 2, 3], output=[4, 5], seed=9)
+    resumed = PlannedRow("r", "prefill", decode.history, 3, 0, 5, [0], True, decode.sampling)
+    assert sample(logits, decode) == sample(logits, resumed)
+
+
+def test_without_a_seed_draws_differ() -> None:
+    logits = torch.zeros(1000)
+    assert len({s.token_id for s in sample(logits, *(row() for _ in range(50)))}) > 30
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_seed_and_place() -> None:
+    numbers = [uniform(seed, index) for seed in range(50) for index in range(50)]
+    assert len(set(numbers)) == 2500
+    assert 0 <= min(numbers) < 0.01
+    assert 0.99 < max(numbers) < 1
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    assert ((counts - 125) ** 2 / 125).sum() < 19 + 5 * math.sqrt(38)
+    assert uniform(-1, 0) == uniform(2**64 - 1, 0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 256, 257, 1024, 5000])
+def test_pick_inverts_the_cumulative_distribution(vocabulary: int) -> None:
+    random = np.random.default_rng(vocabulary)
+    probabilities = random.random((40, vocabulary)) * (random.random((40, vocabulary)) < 0.3)
+    probabilities[:, random.integers(vocabulary)] += 0.1
+    uniforms = random.random(40)
+    uniforms[0], uniforms[1] = 0.0, 1 - 2.0**-53
+    found = pick(torch.from_numpy(probabilities).float(), torch.from_numpy(uniforms)).tolist()
+    exact = torch.from_numpy(probabilities).float().double().numpy()
+    for i, token in enumerate(found):
+        assert exact[i, token] > 0
+        total = exact[i].sum()
+        assert exact[i, :token].sum() <= uniforms[i] * total + 1e-9
+        assert exact[i, : token + 1].sum() >= uniforms[i] * total - 1e-9
+
+
+def test_pick_never_takes_a_token_of_no_probability_at_the_ends() -> None:
+    probabilities = torch.zeros(2, 1000)
+    probabilities[:, 300] = 1e-8
+    probabilities[:, 700] = 1.0
+    assert pick(probabilities, torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)).tolist() == [300, 700]
+
+
+def adjusted(logits: torch.Tensor, one: PlannedRow) -> torch.Tensor:
+    """The logits as penalties and bias leave them: the best token is ruled out until none is left."""
+    order = []
+    from msgspec.structs import replace
+
+    bias = dict(one.sampling.logit_bias)
+    for _ in range(len(logits)):
+        again = replace(one, sampling=replace(one.sampling, logit_bias=bias))
+        order.append(sample(logits, again)[0].token_id)
+        bias[order[-1]] = -1e4
+    return torch.tensor(order)
+
+
+@pytest.mark.parametrize(
+    ("presence", "frequency", "repetition"),
+    [(1.5, 0.0, 1.0), (0.0, 0.7, 1.0), (0.0, 0.0, 1.8), (-1.0, -0.5, 0.5), (0.9, 0.6, 1.3)],
+)
+def test_penalties_order_the_tokens_as_defined(presence: float, frequency: float, repetition: float) -> None:
+    logits = random_logits(12, 7)
+    prompt, output = [1, 2, 2, 8], [2, 4, 4, 4, 9]
+    expected = logits.double().clone()
+    for token in range(12):
+        if token in prompt + output:
+            value = float(expected[token])
+            expected[token] = value / repetition if value > 0 else value * repetition
+        count = output.count(token)
+        expected[token] -= frequency * count + presence * (count > 0)
+    one = row(
+        prompt,
+        output,
+        temperature=0,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        repetition_penalty=repetition,
+    )
+    assert adjusted(logits, one).tolist() == expected.argsort(descending=True).tolist()
+
+
+def test_logit_bias_forces_and_forbids() -> None:
+    logits = random_logits(30, 8)
+    best = int(logits.argmax())
+    assert sample(logits, row(temperature=0, logit_bias={17: 100.0}))[0].token_id == 17
+    assert sample(logits, row(seed=1, logit_bias={17: 100.0}))[0].token_id == 17
+    assert sample(logits, row(temperature=0, logit_bias={best: -100.0}))[0].token_id != best
+
+
+def test_min_tokens_hides_every_end_until_reached() -> None:
+    logits = torch.zeros(10)
+    logits[3], logits[7], logits[5], logits[1] = 9.0, 8.0, 7.0, 6.0  # 3 and 5 end the text, 7 is a stop token
+
+    def token(output: list[int], **sampling: Any) -> int:
+        return sample(logits, row(output=output, temperature=0, stop_token_ids=(7,), **sampling))[0].token_id
+
+    assert token([], min_tokens=2) == 1
+    assert token([1], min_tokens=2) == 1
+    assert token([1, 1], min_tokens=2) == 3
+    assert token([], min_tokens=2, ignore_eos=True) == 3
+    # Hidden ends stay hidden, whatever the bias.
+    assert token([], min_tokens=1, logit_bias={3: 100.0}) == 1
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    logits = random_logits(40, 9, rows=4)
+    raw = logits.double().log_softmax(dim=-1)
+    rows = [
+        row(seed=1, temperature=0.2, top_k=2, logit_bias={5: 3.0}, logprobs=3),
+        row(temperature=0),
+        row(temperature=0, logprobs=0),
+        row(seed=4, logprobs=40),
+    ]
+    found = sample(logits, *rows)
+    assert found[1].logprob is None
+    assert found[1].top == ()
+    assert found[2].top == ()
+    for i, count in ((0, 3), (2, 0), (3, 40)):
+        logprob = found[i].logprob
+        assert logprob is not None
+        assert math.isclose(logprob, float(raw[i, found[i].token_id]), abs_tol=1e-5)
+        best = raw[i].topk(count)
+        assert [token for token, _ in found[i].top] == best.indices.tolist()
+        assert np.allclose([value for _, value in found[i].top], best.values, atol=1e-5)
+    assert found[2].token_id == int(logits[2].argmax())
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_p": 0.5}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_name_the_request(sampling: dict[str, Any], value: float) -> None:
+    logits = random_logits(40, 10, rows=2)
+    logits[1, 8] = value
+    with pytest.raises(LogitsError, match="bad") as caught:
+        sample(logits, row(name="good", **sampling), row(name="bad", **sampling))
+    assert caught.value.request_id == "bad"
+
+
+def test_a_row_with_nothing_allowed_is_an_error() -> None:
+    with pytest.raises(LogitsError):
+        sample(torch.full((5,), float("-inf")), row(temperature=0))
+
+
+def test_no_rows_no_tokens() -> None:
+    assert Sampler(EOS).sample(torch.empty(0, 10), []) == []
