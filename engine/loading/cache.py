@@ -49,8 +49,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
             lock.release()
     except OSError as error:
         raise ModelError(
-            f"cannot write the model cache {models}: {error.strerror or error} "
-            "(PAGED_TOP_CACHE names another folder)"
+            f"cannot write the model cache {models}: {error.strerror or error} (PAGED_TOP_CACHE names another folder)"
         ) from error
     return folder
 

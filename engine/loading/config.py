@@ -139,9 +139,7 @@ class _Reader:
         default_head_dim = 128 if family == "qwen3" else max(1, hidden_size // num_heads)
         head_dim = self.size("head_dim", default_head_dim)
         if num_heads % num_kv_heads:
-            raise self.fail(
-                f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})"
-            )
+            raise self.fail(f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})")
         if head_dim % 2:
             raise self.fail(f"head_dim must be even, not {head_dim}")
         attention_bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
@@ -206,9 +204,7 @@ class _Reader:
         if any(self.number(place, "partial_rotary_factor", 1.0) != 1.0 for place in (scaled, self.raw)):
             raise self.fail("partial_rotary_factor other than 1 is not supported")
         if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
-            raise self.fail(
-                f"rope_type {kind!r} is not supported; it must be default, linear, dynamic, llama3 or yarn"
-            )
+            raise self.fail(f"rope_type {kind!r} is not supported; it must be default, linear, dynamic, llama3 or yarn")
         original = self.number(
             scaled,
             "original_max_position_embeddings",

