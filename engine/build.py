@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+from pathlib import Path
 
 import torch
 
@@ -18,6 +20,7 @@ from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from kernels import attention
 
+CPUINFO = Path("/proc/cpuinfo")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -32,6 +35,7 @@ def build_core(config: EngineConfig) -> EngineCore:
     resolved = resolve_model(config.model, config.seed)
     model_config = resolved.config
     num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
+    check_memory(config.kv_memory, device)
     model = Decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
     attention.warm_up(
         model_config.num_heads,
@@ -91,6 +95,16 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tu
     return num_blocks, config.max_model_len
 
 
+def check_memory(kv_memory: int, device: torch.device) -> None:
+    """Raise SettingError if the device has less memory than that: Linux would grant it, and kill later."""
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if kv_memory > total:
+        raise SettingError(f"--kv-memory {kv_memory:,} bytes is more than the {total:,} bytes of {device}")
+
+
 def choose_device(name: str) -> torch.device:
     """The device `name`; `auto` is a GPU if torch sees one. Raises SettingError."""
     if name == "auto":
@@ -115,7 +129,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        with CPUINFO.open(encoding="ascii", errors="replace") as file:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:
         return False

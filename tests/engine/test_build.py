@@ -1,0 +1,96 @@
+"""An engine is built as it was asked for, or the flag that cannot be is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine.build import SettingError, build_core, choose_device, choose_dtype, size_pool
+from engine.config import EngineConfig
+from engine.loading.errors import ModelError
+from engine.loading.resolve import resolve_model
+from engine.protocol import Control
+from engine.sampling_params import SamplingParams
+
+TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, float32
+
+
+def sized(**changes: Any) -> tuple[int, int]:
+    return size_pool(replace(TINY, **changes), resolve_model("tiny").config, 4)
+
+
+def test_the_pool_is_what_fits_and_the_context_what_model_and_pool_allow() -> None:
+    assert sized() == ((1 << 20) // (16 * TOKEN_BYTES), 2048)
+    assert sized(kv_memory=100 * 32 * TOKEN_BYTES + 5, block_size=32) == (100, 3200)
+    assert sized(kv_memory=1 << 24) == (2048, 4096)  # the model's own limit
+    assert sized(kv_memory=1 << 24, max_model_len=300) == (2048, 300)
+    assert sized(kv_memory=16 * TOKEN_BYTES) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_memory": 16 * TOKEN_BYTES - 1}, r"--kv-memory 8,191 bytes holds no block of 16 tokens.* 8,192 bytes"),
+        ({"max_model_len": 4097}, "--max-model-len must be from 1 to 4096, the model's own, not 4097"),
+        ({"max_model_len": 0}, "--max-model-len must be from 1"),
+        ({"max_model_len": 2049}, "--max-model-len 2049 does not fit: .* holds 2048 tokens"),
+        ({"block_size": 0}, "--block-size must be at least 1"),
+    ],
+)
+def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        sized(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model": "gpt5"}, ModelError, "unknown model 'gpt5'"),
+        ({"dtype": "int8"}, SettingError, "--dtype must be auto, bfloat16, float16 or float32, not 'int8'"),
+        ({"device": "tpu"}, SettingError, "--device must be auto, cpu or cuda, not 'tpu'"),
+        ({"kv_memory": 1 << 50}, SettingError, "--kv-memory 1,125,899,906,842,624 bytes is more than the .* of cpu"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build_core(replace(TINY, **changes))
+
+
+def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(SettingError, match="--device cuda: this torch sees no GPU"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("fma avx512_bf16", torch.bfloat16), ("fma", torch.float32)])
+def test_auto_dtype_follows_the_hardware(
+    flags: str, dtype: torch.dtype, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr("engine.build.CPUINFO", cpuinfo)
+    assert choose_dtype("auto", torch.device("cpu")) == dtype
+    assert choose_dtype("float16", torch.device("cpu")) == torch.float16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
+def test_a_built_engine_tells_what_it_is_and_serves(dtype: str) -> None:
+    control = Control(max_num_seqs=3)
+    core = build_core(replace(TINY, dtype=dtype, control=control, check_invariants=True))
+    assert core.info.model == "tiny"
+    assert core.info.dtype == (str(choose_dtype(dtype, torch.device("cpu"))).removeprefix("torch."))
+    assert core.info.device == "cpu"
+    assert core.info.kv_bytes_per_token == (TOKEN_BYTES if core.info.dtype == "float32" else TOKEN_BYTES // 2)
+    assert core.control == control
+    for i in range(5):
+        core.add(str(i), range(10 * i, 10 * i + 5), SamplingParams(max_tokens=4, seed=i, ignore_eos=True))
+    tokens = 0
+    while core.has_work:
+        outputs, _ = core.step()
+        tokens += sum(output.token_id is not None for output in outputs)
+    assert tokens == 20

@@ -1,0 +1,40 @@
+"""The thread count is set before torch is loaded, and a person's own setting wins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.threads import physical_cores, set_threads
+
+
+def test_a_setting_is_kept_and_a_missing_one_is_the_cores() -> None:
+    environment = {"OMP_NUM_THREADS": "7"}
+    set_threads(environment)
+    assert environment["OMP_NUM_THREADS"] == "7"
+    environment = {}
+    set_threads(environment)
+    assert environment["OMP_NUM_THREADS"] == str(physical_cores())
+    assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+
+
+def test_it_refuses_to_come_after_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert torch
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with pytest.raises(RuntimeError, match="too late"):
+        set_threads()
+
+
+def test_torch_takes_it_over() -> None:
+    code = (
+        "from engine.threads import physical_cores, set_threads; set_threads(); import torch; "
+        "print(torch.get_num_threads() == physical_cores())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout == "True\n"
