@@ -1,0 +1,198 @@
+"""`loadgen replay` and `loadgen compare`: an engine if none is given, the runs, the report, the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from loadgen.cli import ENGINE_MODEL, EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_NO_SERVER
+from loadgen.compare import SIDES, ratios
+from loadgen.engine_process import EngineProcess, EngineStartError
+from loadgen.engine_watch import EngineError
+from loadgen.replay import Options, RunResult, ServerError, replay
+from loadgen.report import print_comparison, print_notes, print_report
+from loadgen.trace import Trace, TraceError, read_trace
+
+EXIT_INTERRUPTED = 130
+WITHOUT_A_TERMINAL = 100  # columns
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Ctrl-C while requests run ends the run with a report; before that, or again, it just ends loadgen."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    measuring: bool = False
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[asyncio.Event]:
+        self.measuring = True
+        try:
+            yield self.stop
+        finally:
+            self.measuring = False
+
+
+class OutputError(Exception):
+    """--json names a place that cannot be written."""
+
+
+def check_writable(path: Path) -> None:
+    """Fail before a run, not after it. Raises `OutputError`."""
+    folder = path.parent
+    if path.is_dir():
+        raise OutputError(f"--json {path}: is a folder; name a file")
+    if not folder.is_dir():
+        raise OutputError(f"--json {path}: there is no folder {folder}")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise OutputError(f"--json {path}: no permission to write")
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write the document whole or not at all. Raises `OutputError`."""
+    data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    try:
+        if path.exists() and not path.is_file():  # a pipe or /dev/stdout
+            path.write_bytes(data)
+            return
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+
+
+def _options(arguments: argparse.Namespace, mode: str | None, alloc: str | None) -> Options:
+    own = arguments.url is None
+    return Options(
+        file=arguments.file,
+        sessions=arguments.sessions,
+        model=None if own else arguments.model,
+        speed=arguments.speed,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        mode=mode,
+        alloc=alloc,
+        seed=arguments.seed,
+        timeout=arguments.timeout,
+        engine_args=("--model", arguments.model or ENGINE_MODEL, *arguments.engine_args) if own else (),
+        api_key=arguments.api_key,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _server(
+    arguments: argparse.Namespace, options: Options, console: Console
+) -> AsyncIterator[tuple[str, EngineProcess | None]]:
+    """The given address, or that of an engine that lives as long as this context."""
+    if arguments.url is not None:
+        yield arguments.url, None
+        return
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    async with EngineProcess(options.engine_args, say) as engine:
+        yield engine.url, engine
+
+
+async def _replay(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
+    options = _options(arguments, arguments.mode, arguments.alloc)
+    console, out = Console(stderr=True), _stdout()
+    async with _server(arguments, options, console) as (url, engine):
+        with interrupt.reported() as stop:
+            result = await replay(trace, options, url, engine, console, stop)
+    print_report(result, out, not arguments.no_plots)
+    if arguments.json is not None:
+        write_json(arguments.json, result.document())
+    return _exit_code(result)
+
+
+async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
+    console, out = Console(stderr=True), _stdout()
+    results: list[RunResult] = []
+    names = [f"{mode}+{alloc}" for mode, alloc in SIDES]
+    for name, (mode, alloc) in zip(names, SIDES, strict=True):
+        if interrupt.stop.is_set():
+            break
+        options = _options(arguments, mode, alloc)
+        async with _server(arguments, options, console) as (url, engine):
+            with interrupt.reported() as stop:
+                results.append(await replay(trace, options, url, engine, console, stop, name))
+    cold = "a fresh engine for each side, its prefix cache empty"
+    warm = "one server for both sides: the second found the prefix cache as the first left it"
+    conditions = cold if arguments.url is None else warm
+    documents = [result.document() for result in results]
+    ratio: dict[str, Any] = {}
+    if len(results) == len(SIDES):
+        ratio = ratios(*documents)
+        print_comparison(results[0], results[1], ratio, (names[0], names[1]), out)
+        for name, result in zip(names, results, strict=True):
+            out.print(f"{name}:", highlight=False)
+            print_notes(result, out)
+    else:
+        out.print(f"Interrupted: only {names[0]} was run.")
+        print_report(results[0], out, not arguments.no_plots)
+    out.print(f"Ratio: {names[1]} / {names[0]}. Conditions: {conditions}.", highlight=False)
+    if arguments.json is not None:
+        a, b = [*documents, None][:2]
+        write_json(arguments.json, {"a": a, "b": b, "ratio": ratio, "conditions": conditions})
+    return max(_exit_code(result) for result in results)
+
+
+def _stdout() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=WITHOUT_A_TERMINAL)
+
+
+def _exit_code(result: RunResult) -> int:
+    if result.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED_TURNS if result.summary["failed"] else 0
+
+
+async def _with_signals(arguments: argparse.Namespace, trace: Trace) -> int:
+    interrupt = Interrupt()
+    loop = asyncio.get_running_loop()
+    command = _compare if arguments.command == "compare" else _replay
+    task = asyncio.create_task(command(arguments, trace, interrupt))
+
+    def on_signal() -> None:
+        if interrupt.stop.is_set() or not interrupt.measuring:
+            task.cancel()
+        interrupt.stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        print("loadgen: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the input, then run; every expected error is one line on stderr and an exit code."""
+    try:
+        if arguments.json is not None:
+            check_writable(arguments.json)
+        trace = read_trace(Path(arguments.file))
+        if arguments.sessions is not None and arguments.sessions > len(trace.sessions):
+            raise TraceError(f"--sessions {arguments.sessions}: {arguments.file} has {len(trace.sessions)} sessions")
+        return asyncio.run(_with_signals(arguments, trace))
+    except (TraceError, OutputError) as error:
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except (ServerError, EngineError, EngineStartError) as error:
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_NO_SERVER

@@ -1,0 +1,183 @@
+"""What an engine did during a run, derived from its snapshots and step records. Pure.
+
+Waste and sharing are weighted by time: what a record states holds until the next one. A share is
+slot-seconds wasted over slot-seconds held, so that idle time counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.protocol import Record, SharingLedger, Snapshot, WasteLedger
+
+Figure = float | int | str | bool | list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What held from `time` (the engine's clock) on, for the plots."""
+
+    time: float
+    rows: int
+    held: int
+    internal: int
+    external: int
+    saved_blocks: int
+    logical_blocks: int
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(slots=True)
+class _Area:
+    """Integrals over time of what the ledgers say, in slot-seconds and block-seconds."""
+
+    busy: float = 0.0  # seconds with slots held
+    held: float = 0.0
+    internal: float = 0.0
+    external: float = 0.0
+    saved_blocks: float = 0.0
+    saved_bytes: float = 0.0
+
+    def add(self, waste: WasteLedger, sharing: SharingLedger, seconds: float) -> None:
+        if waste.held:
+            self.busy += seconds
+        self.held += waste.held * seconds
+        self.internal += waste.internal * seconds
+        self.external += waste.external * seconds
+        self.saved_blocks += sharing.saved_blocks * seconds
+        self.saved_bytes += sharing.saved_bytes * seconds
+
+
+@dataclass(slots=True)
+class EngineFigures:
+    """Takes the records after `first` in order, then gives the figures of the window up to a last snapshot."""
+
+    first: Snapshot
+    next_seq: int = field(init=False)
+    lost_records: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    _area: _Area = field(default_factory=_Area)
+    _time: float = field(init=False)
+    _waste: WasteLedger = field(init=False)
+    _sharing: SharingLedger = field(init=False)
+    _step_seconds: list[float] = field(default_factory=list)
+    _rows: int = 0
+    _peak_rows: int = 0
+    _peak_internal: float = 0.0
+    _peak_external: int = 0
+    _peak_saved: tuple[int, int] = (0, 0)
+    _modes: dict[str, None] = field(default_factory=dict)
+    _external_now: int = 0
+
+    def __post_init__(self) -> None:
+        self.next_seq = self.first.seq + 1
+        self._time = self.first.time
+        self._waste, self._sharing = self.first.waste, self.first.sharing
+        self._peaks()
+
+    def add(self, record: Record) -> None:
+        """Take the next record; numbers missing before it are counted as lost, one seen already is left out."""
+        if record.seq < self.next_seq:
+            return
+        self.lost_records += record.seq - self.next_seq
+        self.next_seq = record.seq + 1
+        self._advance(record.time, record.waste, record.sharing)
+        self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
+        if record.rows:
+            spent = record.durations
+            self._step_seconds.append(spent.schedule + spent.prepare + spent.forward + spent.sample + spent.publish)
+            self._rows += len(record.rows)
+            self._peak_rows = max(self._peak_rows, len(record.rows))
+        waste, sharing = record.waste, record.sharing
+        self.moments.append(
+            Moment(
+                record.time,
+                len(record.rows),
+                waste.held,
+                waste.internal,
+                waste.external,
+                sharing.saved_blocks,
+                sharing.logical_blocks,
+            )
+        )
+
+    def _advance(self, time: float, waste: WasteLedger, sharing: SharingLedger) -> None:
+        self._area.add(self._waste, self._sharing, time - self._time)
+        self._time, self._waste, self._sharing = time, waste, sharing
+        self._peaks()
+
+    def _peaks(self) -> None:
+        waste, sharing = self._waste, self._sharing
+        if waste.held:
+            self._peak_internal = max(self._peak_internal, waste.internal / waste.held)
+        self._peak_external = max(self._peak_external, waste.external)
+        self._peak_saved = max(self._peak_saved, (sharing.saved_blocks, sharing.saved_bytes))
+
+    def figures(self, last: Snapshot) -> dict[str, Figure]:
+        """The figures of the window from the first snapshot to `last`. Raises `ValueError` across a restart.
+
+        Totals are differences of the engine's own counters, so lost records do not shorten them; means and
+        peaks are of the records that came.
+        """
+        if last.engine.started_unix != self.first.engine.started_unix or last.seq < self.first.seq:
+            raise ValueError("the engine was restarted during the run")
+        self.lost_records += max(0, last.seq + 1 - self.next_seq)
+        self.next_seq = max(self.next_seq, last.seq + 1)
+        self._advance(max(last.time, self._time), last.waste, last.sharing)
+        engine, area = last.engine, self._area
+        before, after = self.first.counters, last.counters
+        looked_up = last.sharing.looked_up_tokens - self.first.sharing.looked_up_tokens
+        found = last.sharing.found_tokens - self.first.sharing.found_tokens
+        resumed = last.sharing.resumed_looked_up_tokens - self.first.sharing.resumed_looked_up_tokens
+        resumed_found = last.sharing.resumed_found_tokens - self.first.sharing.resumed_found_tokens
+        slots = engine.num_blocks * engine.block_size
+        steps = self._step_seconds
+        return {
+            "model": engine.model,
+            "dtype": engine.dtype,
+            "device": engine.device,
+            "block_size": engine.block_size,
+            "num_blocks": engine.num_blocks,
+            "max_model_len": engine.max_model_len,
+            "modes": list(self._modes) or [f"{last.control.batching}+{last.control.allocation}"],
+            "window_s": last.time - self.first.time,
+            "busy_s": area.busy,
+            "steps": after.steps - before.steps,
+            "mean_step_ms": _share(sum(steps) * 1000, len(steps)),
+            "max_step_ms": max(steps, default=0.0) * 1000 if steps else None,
+            "mean_batch_rows": _share(self._rows, len(steps)),
+            "peak_batch_rows": self._peak_rows,
+            "prefill_tokens": after.prefill_tokens - before.prefill_tokens,
+            "decode_tokens": after.decode_tokens - before.decode_tokens,
+            "held_tokens": after.held_tokens - before.held_tokens,
+            "sampled_tokens": after.sampled_tokens - before.sampled_tokens,
+            "preemptions": after.preemptions - before.preemptions,
+            "mean_held_slots": _share(area.held, area.busy),
+            "mean_internal_waste_share": _share(area.internal, area.held),
+            "peak_internal_waste_share": self._peak_internal,
+            "mean_external_waste_share": _share(area.external, area.busy * slots),
+            "peak_external_waste_share": _share(self._peak_external, slots),
+            "mean_saved_blocks": _share(area.saved_blocks, area.busy),
+            "peak_saved_blocks": self._peak_saved[0],
+            "mean_saved_bytes": _share(area.saved_bytes, area.busy),
+            "peak_saved_bytes": self._peak_saved[1],
+            "looked_up_tokens": looked_up,
+            "found_tokens": found,
+            "hit_rate": _share(found, looked_up),
+            "resumed_looked_up_tokens": resumed,
+            "resumed_found_tokens": resumed_found,
+            "tokens_not_recomputed": found + resumed_found,
+            "records_lost": self.lost_records,
+        }
+
+
+def since(moments: Sequence[Moment], start: float) -> list[Moment]:
+    """The same moments on a clock that starts at `start`."""
+    return [
+        Moment(m.time - start, m.rows, m.held, m.internal, m.external, m.saved_blocks, m.logical_blocks)
+        for m in moments
+    ]

@@ -1,0 +1,172 @@
+"""What a run measured, as tables for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadgen.replay import RunResult
+
+COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+LATENCIES = (
+    ("ttft", "TTFT", "first chunk with content - sent"),
+    ("ttft_scheduled", "TTFT from scheduled", "the same - scheduled: hides no queueing"),
+    ("e2el", "E2E", "last chunk with content - sent"),
+    ("e2el_scheduled", "E2E from scheduled", "the same - scheduled"),
+    ("tpot", "TPOT", "(E2E - TTFT) / (output tokens - 1); not for one token"),
+    ("itl", "ITL per chunk", "gaps between chunks with content, pooled"),
+    ("send_lag", "send lag", "sent - scheduled"),
+)
+ENGINE_ROWS = (
+    ("modes", "modes seen (batching+allocation)"),
+    ("steps", "steps"),
+    ("mean_step_ms", "mean step (ms)"),
+    ("mean_batch_rows", "mean rows of a step"),
+    ("peak_batch_rows", "peak rows of a step"),
+    ("prefill_tokens", "prefill tokens"),
+    ("decode_tokens", "decode tokens"),
+    ("held_tokens", "held tokens (padding of static batches)"),
+    ("preemptions", "preemptions"),
+    ("mean_internal_waste_share", "internal waste / (filled + internal), over time"),
+    ("peak_internal_waste_share", "  its peak"),
+    ("mean_external_waste_share", "external waste / all slots, over busy time"),
+    ("peak_external_waste_share", "  its peak"),
+    ("mean_saved_blocks", "blocks saved by sharing, over busy time"),
+    ("peak_saved_blocks", "  their peak"),
+    ("peak_saved_bytes", "  its bytes"),
+    ("hit_rate", "prefix hit rate (tokens found / looked up)"),
+    ("tokens_not_recomputed", "prompt tokens not recomputed"),
+    ("records_lost", "step records lost"),
+    ("peak_rss_bytes", "peak memory of the engine's processes, summed"),
+)
+
+
+def text(value: Any, name: str = "") -> str:
+    """A figure for the table; a dash for one that does not exist."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    if name.endswith("_bytes"):
+        return f"{value / 2**20:,.1f} MiB"
+    if name.endswith(("_share", "_rate")):
+        return f"{value:.2%}"
+    if isinstance(value, float):
+        decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 3
+        return f"{value:,.{decimals}f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _outcome_table(result: RunResult) -> Table:
+    summary = result.summary
+    table = Table(title="Outcome", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    served = f"{summary['sessions_completed']} of {summary['sessions']} sessions"
+    table.add_row("sessions served whole", served)
+    table.add_row("turns completed", f"{summary['completed']} of {summary['turns']}")
+    table.add_row("turns failed", text(summary["failed"]))
+    for outcome, count in summary["failures"].items():
+        table.add_row(f"  {outcome}", text(count))
+    if result.interrupted:
+        table.add_row("turns interrupted in flight", text(summary["interrupted"]))
+        table.add_row("turns not reached", text(summary["not_reached"]))
+    table.add_row("wall time, first send to last response (s)", text(summary["duration"]))
+    table.add_row("input tokens", text(summary["total_input_tokens"]))
+    table.add_row(f"output tokens (from {summary['token_source']})", text(summary["total_output_tokens"]))
+    table.add_row("turns/s", text(summary["request_throughput"]))
+    table.add_row("output tokens/s", text(summary["output_throughput"]))
+    table.add_row("all tokens/s", text(summary["total_token_throughput"]))
+    if summary["other_length_than_asked"]:
+        table.add_row("answers of another length than recorded", text(summary["other_length_than_asked"]))
+    if result.engine and result.engine.get("peak_rss_bytes"):
+        table.add_row("peak memory of the engine", text(result.engine["peak_rss_bytes"], "_bytes"))
+    table.add_row("loadgen's own CPU (share of one core)", text(summary["client_cpu_share"], "_share"))
+    table.add_row("loadgen's event loop late, p99 (ms)", text(summary["client_p99_loop_lag_ms"]))
+    return table
+
+
+def _latency_table(summary: dict[str, Any]) -> Table:
+    caption = "\n".join(f"{title}: {definition}." for _, title, definition in LATENCIES)
+    if summary["failed"]:
+        caption += "\nTTFT and E2E percentiles count failed turns as infinitely slow; - is among those."
+    chunks, tokens = summary["total_chunks"], summary["total_output_tokens"]
+    if chunks and chunks != tokens:
+        caption += f"\nA chunk held {tokens / chunks:.2f} tokens on average, so ITL is not per token."
+    table = Table(title="Latency (ms)", title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in (*COLUMNS, "n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, title, _ in LATENCIES:
+        cells = [text(summary[f"{column}_{name}_ms"]) for column in COLUMNS]
+        table.add_row(title, *cells, text(summary[f"count_{name}"]))
+    return table
+
+
+def _engine_table(engine: dict[str, Any]) -> Table:
+    table = Table(title="Engine, from its step stream", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, title in ENGINE_ROWS:
+        if name in engine:
+            table.add_row(title, text(engine[name], name))
+    return table
+
+
+def print_notes(result: RunResult, console: Console) -> None:
+    """What a reader must know, and the first failure of each kind in the server's own words."""
+    told: set[str] = set()
+    for record in result.records:
+        if record.outcome.failed and record.detail and record.outcome not in told:
+            told.add(record.outcome)
+            where = f"session {record.session} turn {record.turn}"
+            console.print(f"First '{record.outcome}': {where}: {record.detail}", markup=False, highlight=False)
+    for note in result.notes:
+        console.print(f"Note: {note}", markup=False, highlight=False)
+
+
+def print_report(result: RunResult, console: Console, plots: bool) -> None:
+    """Tables, plots and notes of one run."""
+    if result.interrupted:
+        console.print("Interrupted: the report of what was measured so far.")
+    console.print(_outcome_table(result))
+    console.print(_latency_table(result.summary))
+    if result.engine is not None:
+        console.print(_engine_table(result.engine))
+    if plots:
+        from loadgen.plots import draw
+
+        for picture in draw(result, min(console.width, 110), console.is_terminal):
+            console.print(picture)
+    print_notes(result, console)
+
+
+def print_comparison(
+    a: RunResult, b: RunResult, ratio: dict[str, Any], names: tuple[str, str], console: Console
+) -> None:
+    """Two runs side by side, with b / a."""
+    table = Table(title="Side by side", title_justify="left")
+    table.add_column("")
+    for column in (*names, "ratio"):
+        table.add_column(column, justify="right")
+    rows = [
+        ("summary", "completed", "turns completed"),
+        ("summary", "failed", "turns failed"),
+        ("summary", "duration", "wall time (s)"),
+        ("summary", "output_throughput", "output tokens/s"),
+        ("summary", "request_throughput", "turns/s"),
+        *[
+            ("summary", f"{stat}_{name}_ms", f"{stat} {title} (ms)")
+            for name, title, _ in LATENCIES
+            for stat in ("p50", "p99")
+        ],
+        *[("engine", name, title) for name, title in ENGINE_ROWS],
+    ]
+    for part, name, title in rows:
+        cells = [text((getattr(side, part) or {}).get(name), name) for side in (a, b)]
+        if cells != ["-", "-"]:
+            quotient = (ratio.get(part) or {}).get(name)
+            table.add_row(title, *cells, "-" if quotient is None else f"{quotient:.2f}x")
+    console.print(table)

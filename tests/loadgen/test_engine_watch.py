@@ -1,0 +1,128 @@
+"""The step stream is followed through gaps and lost connections, and told apart from a server without one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from golden import GoldenServer, answer
+from steps import record, row, snapshot
+
+from engine.protocol import Control, Counters, Gap, Record, WasteLedger, encode
+from loadgen import engine_watch
+from loadgen.client import open_http
+from loadgen.engine_watch import EngineError, EngineWatch, read_snapshot, set_control
+
+
+class GoldenEngine(GoldenServer):
+    """Serves the given stream items; each connection gets at most `per_connection` of them, then is cut."""
+
+    def __init__(self, items: list[Record | Gap], last_seq: int, per_connection: int = 1000) -> None:
+        super().__init__(lambda _: answer(["x"]))
+        self.items = items
+        self.last_seq = last_seq
+        self.per_connection = per_connection
+        self.asked_from: list[int] = []
+        self.snapshots = 0
+        self.control: dict[str, Any] = {"batching": "continuous", "allocation": "paged", "step": 3}
+        self.obeys = True
+        self.app.router.add_get("/engine/snapshot", self._snapshot)
+        self.app.router.add_get("/engine/steps", self._steps)
+        self.app.router.add_patch("/engine/control", self._control)
+
+    async def _snapshot(self, _: web.Request) -> web.Response:
+        self.snapshots += 1
+        seq = 0 if self.snapshots == 1 else self.last_seq
+        body = encode(snapshot(seq, float(seq), counters=Counters(steps=seq)))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _steps(self, request: web.Request) -> web.StreamResponse:
+        first = int(request.query["from"])
+        self.asked_from.append(first)
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        sent = 0
+        for item in self.items:
+            if (item.seq if isinstance(item, Record) else item.last) < first:
+                continue
+            await reply.write(b": keep-alive\n\ndata: " + encode(item) + b"\n\n")
+            sent += 1
+            if sent == self.per_connection:
+                assert request.transport is not None
+                await asyncio.sleep(0.02)
+                request.transport.abort()
+                return reply
+        await asyncio.sleep(3600)
+        return reply
+
+    async def _control(self, request: web.Request) -> web.Response:
+        if self.obeys:
+            self.control.update(await request.json())
+        return web.json_response(self.control)
+
+
+def records(*seqs: int) -> list[Record]:
+    waste = WasteLedger(held=16, filled=8, internal=8)
+    return [record(seq, float(seq), rows=(row("decode", 1),), waste=waste) for seq in seqs]
+
+
+async def watch(engine: GoldenEngine) -> dict[str, Any]:
+    async with engine, open_http() as http:
+        first = await read_snapshot(http, engine.url)
+        assert first is not None
+        return await EngineWatch(http, engine.url, first).finish()
+
+
+async def test_the_whole_window() -> None:
+    engine = GoldenEngine([*records(1, 2, 3, 4)], last_seq=4)
+    figures = await watch(engine)
+    assert (figures["steps"], figures["records_lost"], engine.asked_from) == (4, 0, [1])
+    assert figures["mean_internal_waste_share"] == 0.5
+
+
+async def test_a_gap_is_counted() -> None:
+    figures = await watch(GoldenEngine([*records(1), Gap(2, 5), *records(6, 7)], last_seq=7))
+    assert (figures["records_lost"], figures["steps"], figures["mean_batch_rows"]) == (4, 7, 1.0)
+
+
+async def test_a_lost_connection_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "RECONNECT_AFTER", 0.01)
+    engine = GoldenEngine([*records(1, 2, 3, 4, 5)], last_seq=5, per_connection=2)
+    figures = await watch(engine)
+    assert (figures["records_lost"], engine.asked_from) == (0, [1, 3, 5])
+
+
+async def test_a_stream_that_never_catches_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "CATCH_UP_TIMEOUT", 0.2)
+    figures = await watch(GoldenEngine([*records(1, 2)], last_seq=5))
+    assert figures["records_lost"] == 3
+
+
+async def test_no_engine_is_none() -> None:
+    async with GoldenServer(lambda _: answer(["x"])) as server, open_http() as http:
+        assert await read_snapshot(http, server.url) is None
+        with pytest.raises(EngineError, match="no such route"):
+            await set_control(http, server.url, {"batching": "static"})
+
+
+async def test_an_unreadable_snapshot_is_an_error() -> None:
+    async def nonsense(_: web.Request) -> web.Response:
+        return web.json_response({"type": "snapshot", "seq": "x"})
+
+    server = GoldenServer(lambda _: answer(["x"]))
+    server.app.router.add_get("/engine/snapshot", nonsense)
+    async with server, open_http() as http:
+        with pytest.raises(EngineError, match="not a snapshot of this protocol"):
+            await read_snapshot(http, server.url)
+
+
+async def test_control_is_set_and_checked() -> None:
+    engine = GoldenEngine([], 0)
+    async with engine, open_http() as http:
+        wanted = {"batching": "static", "allocation": "reserved"}
+        assert await set_control(http, engine.url, wanted) == Control(batching="static", allocation="reserved")
+        engine.obeys = False
+        with pytest.raises(EngineError, match="asked for"):
+            await set_control(http, engine.url, {"batching": "continuous"})
