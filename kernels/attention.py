@@ -130,13 +130,14 @@ def warm_up(
 ) -> None:
     """Compile what attention of this shape will need, by running a decode, a chunk and a write of it once."""
     device = torch.device(device)
-    cache_shape = (2, num_kv_heads, block_size, head_dim)
-    key_cache, value_cache = (torch.zeros(cache_shape, dtype=dtype, device=device) for _ in range(2))
-    for tokens in (1, block_size):
+    shape = (1, num_kv_heads, block_size, head_dim)
+    key_cache, value_cache = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+    context = 256  # long enough for whatever a backend does only with long contexts
+    for tokens in (1, 16):
         metadata = AttentionMetadata.build(
-            torch.zeros(1, 1, dtype=torch.int32),
+            torch.zeros(1, -(-context // block_size), dtype=torch.int32),
             torch.tensor([0, tokens], dtype=torch.int32),
-            torch.tensor([tokens], dtype=torch.int32),
+            torch.tensor([context], dtype=torch.int32),
             torch.full((tokens,), -1, dtype=torch.int64),
             device=device,
         )

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kernels import cpu_tile
+from kernels import cpu_shared_tile, cpu_tile
 from kernels.compile_cache import compile_worker
+from kernels.cpu_shared_tile import attend_prepared, batch_rows, prepare_tile, scratch_bytes
 from kernels.cpu_tile import (
     FLOAT32,
     LOG2E,
@@ -32,20 +34,21 @@ from kernels.cpu_tile import (
 )
 
 # numba looks only at the decorated function's own file to see whether a cached result is stale
-TILE_SOURCE = hashlib.sha256(Path(cpu_tile.__file__).read_bytes()).hexdigest()
+SOURCES = hashlib.sha256(
+    b"".join(Path(str(module.__file__)).read_bytes() for module in (cpu_tile, cpu_shared_tile))
+).hexdigest()
 
 
 class Call(ctypes.Structure):
-    """One call's arguments. Addresses and strides are in bytes; `rows` is int32 [num_rows, 3]:
-    query row, sequence, number of keys it sees."""
+    """One call's arguments. Addresses and strides are in bytes; `rows` and `entries` as in `kernels.rows.Rows`."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in (
-            "ticket", "num_rows", "num_kv_heads", "splits", "window",
+            "ticket", "num_entries", "num_kv_heads", "splits", "window",
             "query", "query_row", "query_head", "out", "out_row", "out_head",
             "keys", "key_block", "key_head", "key_slot",
             "values", "value_block", "value_head", "value_slot",
-            "tables", "table_row", "rows", "partial", "block_size",
+            "tables", "table_row", "rows", "entries", "partial",
         )),
         ("scale", ctypes.c_double),
         ("cap", ctypes.c_double),
@@ -76,14 +79,16 @@ def _offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
 
 
 @cache
-def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped: int) -> Any:
-    """A worker for `Call`: running softmax over the pieces it draws.
+def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped: int, tile_rows: int, dots: int) -> Any:
+    """A worker for `Call`: running softmax over the pieces it draws, each one entry for one KV head.
 
-    Without splits it writes the output; with splits it leaves each piece's state in `partial` for `merge`.
+    `tile_rows` is the most rows of an entry: 1, or a multiple of `batch_rows(group)`. With `dots`, shared keys go
+    through bf16 dot products. Without splits a worker writes the output; with splits (of single rows only) it
+    leaves each piece's state in `partial` for `merge_worker`.
     """
     at = _offsets(Call)
-    at_ticket, at_num_rows, at_heads, at_splits, at_window = (
-        at[x] for x in ("ticket", "num_rows", "num_kv_heads", "splits", "window")
+    at_ticket, at_entries, at_heads, at_splits, at_window = (
+        at[x] for x in ("ticket", "num_entries", "num_kv_heads", "splits", "window")
     )
     at_query, at_query_row, at_query_head = (at[x] for x in ("query", "query_row", "query_head"))
     at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
@@ -91,15 +96,23 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
     at_values, at_value_block, at_value_head, at_value_slot = (
         at[x] for x in ("values", "value_block", "value_head", "value_slot")
     )
-    at_tables, at_table_row, at_rows, at_partial = (at[x] for x in ("tables", "table_row", "rows", "partial"))
+    at_tables, at_table_row, at_rows, at_entry_table, at_partial = (
+        at[x] for x in ("tables", "table_row", "rows", "entries", "partial")
+    )
     at_scale, at_cap = at["scale"], at["cap"]
-    tile = int(np.gcd(block_size, 16))
-    floats = state_floats(group, head_dim)
-    stamp = TILE_SOURCE
+    tile = math.gcd(block_size, 16)
+    heads_in_tile = tile_rows * group
+    floats = state_floats(heads_in_tile, head_dim)
+    batch = batch_rows(group)
+    batch_heads = batch * group
+    row_bytes = group * head_dim * 4  # one row's queries, or its sums
+    narrow_row_bytes = group * head_dim * 2
+    room = heads_in_tile * head_dim * 2 + scratch_bytes(head_dim, batch_heads) + 64
+    stamp = SOURCES
 
     def attend(call: int) -> None:
         stamp  # noqa: B018  (part of the cache key)
-        num_rows, splits = load_int64(call + at_num_rows), load_int64(call + at_splits)
+        entries, splits = load_int64(call + at_entries), load_int64(call + at_splits)
         window = load_int64(call + at_window)
         query, out = load_int64(call + at_query), load_int64(call + at_out)
         query_row, query_head = load_int64(call + at_query_row), load_int64(call + at_query_head)
@@ -109,61 +122,103 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
         values, value_block = load_int64(call + at_values), load_int64(call + at_value_block)
         value_head, value_slot = load_int64(call + at_value_head), load_int64(call + at_value_slot)
         tables, table_row = load_int64(call + at_tables), load_int64(call + at_table_row)
-        rows, partial = load_int64(call + at_rows), load_int64(call + at_partial)
+        rows, entry_table = load_int64(call + at_rows), load_int64(call + at_entry_table)
+        partial = load_int64(call + at_partial)
         scale, cap = load_float64(call + at_scale), load_float64(call + at_cap)
-        query_factor = scale / cap if capped else scale * LOG2E
+        factor = scale / cap if capped else scale * LOG2E
         cap *= LOG2E
-        own_state = np.empty(floats, np.float32)
-        pieces = num_rows * splits * load_int64(call + at_heads)
+        own_state, own_room = np.zeros(floats, np.float32), np.zeros(room, np.uint8)
+        scratch = (own_room.ctypes.data + 63) // 64 * 64
+        narrow_queries = scratch + room - 64 - heads_in_tile * head_dim * 2
+        pieces = entries * splits * load_int64(call + at_heads)
         while True:
             piece = take_ticket(call + at_ticket)
             if piece >= pieces:
                 break
             # Head by head, so that sequences that share blocks find them in the core's cache.
-            head, rest = divmod(piece, num_rows * splits)
-            entry, split = divmod(rest, splits)
-            place = rows + entry * 12
-            row, sequence, length = load_int32(place), load_int32(place + 4), load_int32(place + 8)
-            begin, end = (max(0, length - window) if window else 0), length
-            if splits > 1:
-                share = -(-(end - begin) // (splits * block_size)) * block_size
-                first_block_start = begin - begin % block_size
-                begin = max(begin, first_block_start + split * share)
-                end = min(end, first_block_start + (split + 1) * share)
-                if split == splits - 1:
-                    end = length
-                state = partial + piece * floats * 4
-            else:
-                state = own_state.ctypes.data
-            sums = state + 4 * group * head_dim
-            maxima = sums + 4 * group * head_dim
-            for h in range(group):
-                source = query + row * query_row + (head * group + h) * query_head
-                copy_scaled(source, state + 4 * h * head_dim, query_factor, head_dim, kind, FLOAT32)
-            clear_state(state, group, head_dim)
-            table = tables + sequence * table_row
-            position = begin
-            while position < end:
-                block = load_int32(table + 4 * (position // block_size))
-                offset = position % block_size
-                stop = min(block_size, offset + end - position)
-                position += stop - offset
-                key_base = keys + block * key_block + head * key_head
-                value_base = values + block * value_block + head * value_head
-                while offset < stop:
-                    key, value = key_base + offset * key_slot, value_base + offset * value_slot
-                    if offset % tile == 0 and stop - offset >= tile:
-                        attend_tile(state, key, value, key_slot, value_slot, cap, group, head_dim, tile, kind, capped)
-                        offset += tile
-                    else:
-                        attend_tile(state, key, value, key_slot, value_slot, cap, group, head_dim, 1, kind, capped)
-                        offset += 1
-            if splits == 1:
-                totals = maxima + 4 * group
+            head, rest = divmod(piece, entries * splits)
+            number, split = divmod(rest, splits)
+            entry = entry_table + number * 20
+            first, count = load_int32(entry), load_int32(entry + 4)
+            shared_begin, shared_end = load_int32(entry + 12), load_int32(entry + 16)
+            state = partial + piece * floats * 4 if splits > 1 else own_state.ctypes.data
+            sums = state + tile_rows * row_bytes
+            maxima = sums + tile_rows * row_bytes
+            totals = maxima + heads_in_tile * 4
+            clear_state(state, heads_in_tile, head_dim)
+            key_base, value_base = keys + head * key_head, values + head * value_head
+            for r in range(count):
+                row = load_int32(rows + (first + r) * 12)
                 for h in range(group):
-                    target = out + row * out_row + (head * group + h) * out_head
-                    share_of_one = 1.0 / load_float32(totals + 4 * h)
-                    copy_scaled(sums + 4 * h * head_dim, target, share_of_one, head_dim, FLOAT32, kind)
+                    source = query + row * query_row + (head * group + h) * query_head
+                    target = state + r * row_bytes + 4 * h * head_dim
+                    copy_scaled(source, target, factor, head_dim, kind, FLOAT32)
+                    if dots:
+                        target = narrow_queries + r * narrow_row_bytes + 2 * h * head_dim
+                        copy_elements(source, target, head_dim, kind)
+
+            if tile_rows > 1:
+                table = tables + load_int32(entry + 8) * table_row
+                batches = -(-count // batch)
+                for position in range(shared_begin, shared_end, 16):
+                    block, slot = load_int32(table + 4 * (position // block_size)), position % block_size
+                    prepare_tile(
+                        key_base + block * key_block + slot * key_slot,
+                        value_base + block * value_block + slot * value_slot,
+                        key_slot, value_slot, scratch, head_dim, kind, dots,
+                    )  # fmt: skip
+                    for n in range(batches):
+                        skipped = n * batch * row_bytes
+                        queries, multiplier = state + skipped, 1.0
+                        if dots:
+                            queries, multiplier = narrow_queries + n * batch * narrow_row_bytes, factor
+                        attend_prepared(
+                            queries, sums + skipped, maxima + n * batch_heads * 4, totals + n * batch_heads * 4,
+                            scratch, multiplier, cap, batch_heads, head_dim, dots, capped,
+                        )  # fmt: skip
+
+            for r in range(count):
+                row = rows + (first + r) * 12
+                table, length = tables + load_int32(row + 4) * table_row, load_int32(row + 8)
+                begin, end = (max(0, length - window) if window else 0), length
+                if splits > 1:
+                    first_block = begin - begin % block_size
+                    share = -(-(end - first_block) // (splits * block_size)) * block_size
+                    begin = max(begin, first_block + split * share)
+                    end = min(end, first_block + (split + 1) * share)
+                at_queries, at_sums = state + r * row_bytes, sums + r * row_bytes
+                at_maxima, at_totals = maxima + r * group * 4, totals + r * group * 4
+                position = begin
+                while position < end:
+                    if position == shared_begin and shared_begin < shared_end:
+                        position = shared_end
+                        continue
+                    block = load_int32(table + 4 * (position // block_size))
+                    slot = position % block_size
+                    stop = min(block_size, slot + end - position)
+                    if position < shared_begin:
+                        stop = min(stop, slot + shared_begin - position)
+                    position += stop - slot
+                    while slot < stop:
+                        key = key_base + block * key_block + slot * key_slot
+                        value = value_base + block * value_block + slot * value_slot
+                        if slot % tile == 0 and stop - slot >= tile:
+                            attend_tile(
+                                at_queries, at_sums, at_maxima, at_totals, key, value, key_slot, value_slot,
+                                cap, group, head_dim, tile, kind, capped,
+                            )  # fmt: skip
+                            slot += tile
+                        else:
+                            attend_tile(
+                                at_queries, at_sums, at_maxima, at_totals, key, value, key_slot, value_slot,
+                                cap, group, head_dim, 1, kind, capped,
+                            )  # fmt: skip
+                            slot += 1
+                if splits == 1:
+                    for h in range(group):
+                        target = out + load_int32(row) * out_row + (head * group + h) * out_head
+                        whole = load_float32(at_totals + 4 * h)
+                        copy_scaled(at_sums + 4 * h * head_dim, target, 1.0 / whole, head_dim, FLOAT32, kind)
 
     return compile_worker(attend)
 
@@ -172,21 +227,21 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
 def merge_worker(group: int, head_dim: int, kind: int) -> Any:
     """Merge the states that `attend_worker` left per split, and write the output. One thread runs it."""
     at = _offsets(Call)
-    at_num_rows, at_heads, at_splits = (at[x] for x in ("num_rows", "num_kv_heads", "splits"))
+    at_entries, at_heads, at_splits = (at[x] for x in ("num_entries", "num_kv_heads", "splits"))
     at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
     at_rows, at_partial = at["rows"], at["partial"]
     floats = state_floats(group, head_dim)
-    stamp = TILE_SOURCE
+    stamp = SOURCES
 
     def merge(call: int) -> None:
         stamp  # noqa: B018  (part of the cache key)
-        num_rows, splits = load_int64(call + at_num_rows), load_int64(call + at_splits)
+        entries, splits = load_int64(call + at_entries), load_int64(call + at_splits)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
         out_head, rows = load_int64(call + at_out_head), load_int64(call + at_rows)
         partial = load_int64(call + at_partial)
         for head in range(load_int64(call + at_heads)):
-            for entry in range(num_rows):
-                state = partial + (head * num_rows + entry) * splits * floats * 4
+            for entry in range(entries):
+                state = partial + (head * entries + entry) * splits * floats * 4
                 totals = 4 * (floats - group)
                 for split in range(1, splits):
                     other = state + split * floats * 4
@@ -217,7 +272,7 @@ def write_worker(head_dim: int, kind: int) -> Any:
     at_values, at_value_block, at_value_cache_head, at_value_slot = (
         at[x] for x in ("values", "value_block", "value_cache_head", "value_slot")
     )
-    stamp = TILE_SOURCE
+    stamp = SOURCES
 
     def write(call: int) -> None:
         stamp  # noqa: B018  (part of the cache key)

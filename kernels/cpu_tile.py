@@ -81,12 +81,18 @@ class Lanes:
         b = self.builder
         if kind == FLOAT16:
             vector = b.fptrunc(vector, ir.VectorType(ir.HalfType(), self.lanes))
-        elif kind == BFLOAT16:  # round to nearest, ties to even
-            bits = b.bitcast(vector, self.int_type)
-            odd = b.and_(b.lshr(bits, self.int_constant(16)), self.int_constant(1))
-            bits = b.add(b.add(bits, self.int_constant(0x7FFF)), odd)
-            vector = b.trunc(b.lshr(bits, self.int_constant(16)), ir.VectorType(I16, self.lanes))
+        elif kind == BFLOAT16:
+            upper = b.lshr(self.round_to_bfloat16(vector), self.int_constant(16))
+            vector = b.trunc(upper, ir.VectorType(I16, self.lanes))
         b.store(vector, b.inttoptr(address, vector.type.as_pointer()), align=ITEM_SIZES[kind])
+
+    def round_to_bfloat16(self, vector: Any) -> Any:
+        """The bits of the nearest bf16 numbers (ties to even), as fp32 with a zero lower half."""
+        b = self.builder
+        bits = b.bitcast(vector, self.int_type)
+        odd = b.and_(b.lshr(bits, self.int_constant(16)), self.int_constant(1))
+        bits = b.add(b.add(bits, self.int_constant(0x7FFF)), odd)
+        return b.and_(bits, self.int_constant(0xFFFF0000))
 
     def exp2(self, x: Any) -> Any:
         """2**x for x up to 126; below -126 it stays at 2**-126."""
@@ -136,14 +142,18 @@ def lanes_for(head_dim: int) -> int:
     return math.gcd(head_dim, 16)
 
 
-def _offset(builder: Any, address: Any, count: int) -> Any:
+def offset(builder: Any, address: Any, count: int) -> Any:
+    """An address `count` bytes further."""
     return builder.add(address, ir.Constant(I64, count)) if count else address
 
 
 @intrinsic(prefer_literal=True)
 def attend_tile(
     typingctx: Any,
-    state: Any,
+    query: Any,
+    sums: Any,
+    maxima: Any,
+    totals: Any,
     keys: Any,
     values: Any,
     key_stride: Any,
@@ -157,23 +167,20 @@ def attend_tile(
 ) -> Any:
     """Add `count` keys and values (`key_stride`, `value_stride` bytes apart) to a group's running softmax.
 
-    `state` is the address of fp32 query [group, head_dim], sums [group, head_dim], maxima [group], totals [group];
-    queries come multiplied by log2(e) * scale (by scale / cap if `capped`), `cap` by log2(e).
+    fp32 query and sums [group, head_dim], maxima and totals [group]; queries come multiplied by log2(e) * scale
+    (by scale / cap if `capped`), `cap` by log2(e).
     The last five arguments are compile-time constants.
     """
     g, d, n, stored, has_cap = (int(x.literal_value) for x in (group, head_dim, count, kind, capped))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        state, keys, values, key_stride, value_stride, cap = arguments[:6]
+        query, sums, maxima, totals, keys, values, key_stride, value_stride, cap = arguments[:9]
         b = builder
         lanes = Lanes(b, lanes_for(d))
         chunks = d // lanes.lanes
         item = ITEM_SIZES[stored]
         tile = Lanes(b, n)
         heads = Lanes(b, g)
-        sums = _offset(b, state, 4 * g * d)
-        maxima = _offset(b, sums, 4 * g * d)
-        totals = _offset(b, maxima, 4 * g)
 
         def row(base: Any, stride: Any, index: int) -> Any:
             return b.add(base, b.mul(stride, ir.Constant(I64, index))) if index else base
@@ -183,12 +190,12 @@ def attend_tile(
         for first in range(0, g, max(1, ACCUMULATORS // (2 * chunks))):
             some = range(first, min(g, first + max(1, ACCUMULATORS // (2 * chunks))))
             queries = {
-                h: [lanes.load(_offset(b, state, 4 * (h * d + c * lanes.lanes))) for c in range(chunks)] for h in some
+                h: [lanes.load(offset(b, query, 4 * (h * d + c * lanes.lanes))) for c in range(chunks)] for h in some
             }
             for j in range(n):
                 address = row(keys, key_stride, j)
                 for c in range(chunks):
-                    key = lanes.load(_offset(b, address, c * lanes.lanes * item), stored)
+                    key = lanes.load(offset(b, address, c * lanes.lanes * item), stored)
                     for h in some:
                         if c == 0:
                             partial[h][j] = b.fmul(queries[h][c], key)
@@ -226,20 +233,20 @@ def attend_tile(
                 for h in some:
                     factor = lanes.splat(b.extract_element(shrink, ir.Constant(I32, h)))
                     for c in some_chunks:
-                        place = _offset(b, sums, 4 * (h * d + c * lanes.lanes))
+                        place = offset(b, sums, 4 * (h * d + c * lanes.lanes))
                         accumulators[h, c] = b.fmul(lanes.load(place), factor)
                 for j in range(n):
                     address = row(values, value_stride, j)
                     spread = {h: lanes.splat(b.extract_element(weights[h], ir.Constant(I32, j))) for h in some}
                     for c in some_chunks:
-                        value = lanes.load(_offset(b, address, c * lanes.lanes * item), stored)
+                        value = lanes.load(offset(b, address, c * lanes.lanes * item), stored)
                         for h in some:
                             accumulators[h, c] = lanes.fma(spread[h], value, accumulators[h, c])
                 for (h, c), vector in accumulators.items():
-                    lanes.store(vector, _offset(b, sums, 4 * (h * d + c * lanes.lanes)))
+                    lanes.store(vector, offset(b, sums, 4 * (h * d + c * lanes.lanes)))
         return context.get_dummy_value()
 
-    signature = types.void(*(types.int64 for _ in range(5)), types.float64, group, head_dim, count, kind, capped)
+    signature = types.void(*(types.int64 for _ in range(8)), types.float64, group, head_dim, count, kind, capped)
     return signature, generate
 
 
@@ -255,8 +262,8 @@ def copy_scaled(
         lanes = Lanes(builder, lanes_for(count))
         scale = lanes.splat(builder.fptrunc(factor, F32))
         for start in range(0, count, lanes.lanes):
-            vector = lanes.load(_offset(builder, source, start * ITEM_SIZES[from_kind]), from_kind)
-            place = _offset(builder, target, start * ITEM_SIZES[to_kind])
+            vector = lanes.load(offset(builder, source, start * ITEM_SIZES[from_kind]), from_kind)
+            place = offset(builder, target, start * ITEM_SIZES[to_kind])
             lanes.store(builder.fmul(vector, scale), place, to_kind)
         return context.get_dummy_value()
 
@@ -272,7 +279,7 @@ def copy_elements(typingctx: Any, source: Any, target: Any, size: Any, kind: Any
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.VectorType(ir.IntType(8), width).as_pointer()
         for start in range(0, bytes_, width):
-            source, target = (_offset(builder, address, start) for address in arguments[:2])
+            source, target = (offset(builder, address, start) for address in arguments[:2])
             piece = builder.load(builder.inttoptr(source, pointer), align=1)
             builder.store(piece, builder.inttoptr(target, pointer), align=1)
         return context.get_dummy_value()
@@ -287,12 +294,12 @@ def clear_state(typingctx: Any, state: Any, group: Any, head_dim: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes, heads = Lanes(builder, lanes_for(d)), Lanes(builder, g)
-        sums = _offset(builder, arguments[0], 4 * g * d)
+        sums = offset(builder, arguments[0], 4 * g * d)
         for start in range(0, g * d, lanes.lanes):
-            lanes.store(lanes.constant(0.0), _offset(builder, sums, 4 * start))
-        maxima = _offset(builder, sums, 4 * g * d)
+            lanes.store(lanes.constant(0.0), offset(builder, sums, 4 * start))
+        maxima = offset(builder, sums, 4 * g * d)
         heads.store(heads.constant(-math.inf), maxima)
-        heads.store(heads.constant(0.0), _offset(builder, maxima, 4 * g))
+        heads.store(heads.constant(0.0), offset(builder, maxima, 4 * g))
         return context.get_dummy_value()
 
     return types.void(types.int64, group, head_dim), generate
@@ -306,12 +313,12 @@ def merge_state(typingctx: Any, target: Any, source: Any, group: Any, head_dim: 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         b = builder
         lanes, heads = Lanes(b, lanes_for(d)), Lanes(b, g)
-        into, other = (_offset(b, address, 4 * g * d) for address in arguments[:2])
-        into_maxima, other_maxima = (_offset(b, address, 4 * g * d) for address in (into, other))
+        into, other = (offset(b, address, 4 * g * d) for address in arguments[:2])
+        into_maxima, other_maxima = (offset(b, address, 4 * g * d) for address in (into, other))
         into_old, other_old = heads.load(into_maxima), heads.load(other_maxima)
         maxima = heads.call("maxnum", into_old, other_old)
         shrink, other_shrink = heads.exp2(b.fsub(into_old, maxima)), heads.exp2(b.fsub(other_old, maxima))
-        into_totals, other_totals = (_offset(b, address, 4 * g) for address in (into_maxima, other_maxima))
+        into_totals, other_totals = (offset(b, address, 4 * g) for address in (into_maxima, other_maxima))
         kept = b.fmul(heads.load(into_totals), shrink)
         heads.store(heads.fma(heads.load(other_totals), other_shrink, kept), into_totals)
         heads.store(maxima, into_maxima)
@@ -320,8 +327,8 @@ def merge_state(typingctx: Any, target: Any, source: Any, group: Any, head_dim: 
             factor = lanes.splat(b.extract_element(shrink, index))
             other_factor = lanes.splat(b.extract_element(other_shrink, index))
             for start in range(h * d, (h + 1) * d, lanes.lanes):
-                place = _offset(b, into, 4 * start)
-                added = b.fmul(lanes.load(_offset(b, other, 4 * start)), other_factor)
+                place = offset(b, into, 4 * start)
+                added = b.fmul(lanes.load(offset(b, other, 4 * start)), other_factor)
                 lanes.store(lanes.fma(lanes.load(place), factor, added), place)
         return context.get_dummy_value()
 
