@@ -156,20 +156,24 @@ def _run_options(parser: argparse.ArgumentParser) -> _Adder:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="loadgen", description="Replay chat traces against an LLM server.")
+    parser = argparse.ArgumentParser(
+        prog="loadgen", description="Replay chat traces against an LLM server.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"loadgen {metadata.version('paged-top')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     epilog = "Every option is also an environment variable, named in brackets. Ctrl-C stops and reports so far."
 
-    run = commands.add_parser("replay", help="replay a trace and report", epilog=epilog)
+    run = commands.add_parser("replay", help="replay a trace and report", epilog=epilog, allow_abbrev=False)
     add = _run_options(run)
     add("--mode", str, None, "set the engine's batching first", choices=("static", "continuous"))
     add("--alloc", str, None, "set the engine's allocation first", choices=("paged", "reserved"))
 
-    compare = commands.add_parser("compare", help="static+reserved, then continuous+paged, side by side", epilog=epilog)
+    compare = commands.add_parser(
+        "compare", help="static+reserved, then continuous+paged, side by side", epilog=epilog, allow_abbrev=False
+    )
     _run_options(compare)
 
-    synth = commands.add_parser("synth", help="make traces/chat500.jsonl again, bit for bit")
+    synth = commands.add_parser("synth", help="make traces/chat500.jsonl again, bit for bit", allow_abbrev=False)
     add = _Adder(synth, "LOADGEN_SYNTH_")
     add("--out", Path, Path("traces/chat500.jsonl"), "file to write (default: traces/chat500.jsonl)", metavar="FILE")
     add("--excerpt", Path, None, "records to follow (default: traces/azure_conv_excerpt.csv)", metavar="FILE")

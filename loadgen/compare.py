@@ -17,6 +17,6 @@ def ratios(a: Any, b: Any) -> Any:
 
 
 def _compares(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return True
+    if isinstance(a, dict) or isinstance(b, dict):
+        return isinstance(a, dict) and isinstance(b, dict) and bool(a.keys() & b.keys())
     return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in (a, b))

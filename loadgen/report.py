@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from loadgen.replay import RunResult
 
 COLUMNS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
+NARROW_COLUMNS = ("mean", "p50", "p90", "p99", "max")
+WIDE = 100  # columns of a terminal that has room for all of them; the JSON has them anyway
+IN_SECONDS_FROM = 10_000  # milliseconds
 LATENCIES = (
     ("ttft", "TTFT", "first chunk with content - sent"),
-    ("ttft_scheduled", "TTFT from scheduled", "the same - scheduled: hides no queueing"),
+    ("ttft_scheduled", "TTFT, scheduled", "the same - scheduled: hides no queueing"),
     ("e2el", "E2E", "last chunk with content - sent"),
-    ("e2el_scheduled", "E2E from scheduled", "the same - scheduled"),
+    ("e2el_scheduled", "E2E, scheduled", "the same - scheduled"),
     ("tpot", "TPOT", "(E2E - TTFT) / (output tokens - 1); not for one token"),
     ("itl", "ITL per chunk", "gaps between chunks with content, pooled"),
     ("send_lag", "send lag", "sent - scheduled"),
@@ -88,20 +92,25 @@ def _outcome_table(result: RunResult) -> Table:
     return table
 
 
-def _latency_table(summary: dict[str, Any]) -> Table:
+def _latency_table(summary: dict[str, Any], width: int) -> Table:
     caption = "\n".join(f"{title}: {definition}." for _, title, definition in LATENCIES)
     if summary["failed"]:
         caption += "\nTTFT and E2E percentiles count failed turns as infinitely slow; - is among those."
     chunks, tokens = summary["total_chunks"], summary["total_output_tokens"]
     if chunks and chunks != tokens:
         caption += f"\nA chunk held {tokens / chunks:.2f} tokens on average, so ITL is not per token."
-    table = Table(title="Latency (ms)", title_justify="left", caption=caption, caption_justify="left")
+    table = Table(title="Latency", title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+    columns = COLUMNS if width >= WIDE else NARROW_COLUMNS
     table.add_column("", no_wrap=True)
-    for column in (*COLUMNS, "n"):
+    for column in (*columns, "n"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, title, _ in LATENCIES:
-        cells = [text(summary[f"{column}_{name}_ms"]) for column in COLUMNS]
-        table.add_row(title, *cells, text(summary[f"count_{name}"]))
+        in_seconds = (summary[f"max_{name}_ms"] or 0) >= IN_SECONDS_FROM
+        values = [summary[f"{column}_{name}_ms"] for column in columns]
+        if in_seconds:
+            values = [None if value is None else value / 1000 for value in values]
+        unit = "s" if in_seconds else "ms"
+        table.add_row(f"{title} ({unit})", *map(text, values), text(summary[f"count_{name}"]))
     return table
 
 
@@ -132,7 +141,7 @@ def print_report(result: RunResult, console: Console, plots: bool) -> None:
     if result.interrupted:
         console.print("Interrupted: the report of what was measured so far.")
     console.print(_outcome_table(result))
-    console.print(_latency_table(result.summary))
+    console.print(_latency_table(result.summary, console.width))
     if result.engine is not None:
         console.print(_engine_table(result.engine))
     if plots:

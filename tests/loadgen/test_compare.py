@@ -19,3 +19,7 @@ def test_ratios() -> None:
 
 def test_a_side_without_an_engine() -> None:
     assert ratios({"engine": None}, {"engine": {"n": 1}}) == {}
+
+
+def test_nothing_in_common_is_left_out() -> None:
+    assert ratios({"failures": {"HTTP error": 1}, "n": 1}, {"failures": {}, "n": 2}) == {"n": 2.0}

@@ -1,0 +1,197 @@
+"""The command itself, as a process: exit codes, messages, files, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import GoldenServer, Script, Stall, answer, role, text
+
+LIGHT = "import sys; from loadgen.cli import make_parser; make_parser(); print(*sys.modules)"
+HEADER = {"format": "paged-top-chat", "version": 1, "systems": {"main": "Be kind."}, "temperature": 0.7}
+
+
+def write_trace(path: Path, sessions: int = 3, turns: int = 2) -> Path:
+    turn = {"user": "Hi", "user_tokens": 1, "output_tokens": 2, "seed": 1}
+    names = [f"s{number}" for number in range(sessions)]
+    lines = [
+        {"session": name, "arrival": i / 10, "system": "main", "turns": [turn] * turns} for i, name in enumerate(names)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *lines]))
+    return path
+
+
+async def start(*arguments: object, **environment: str) -> asyncio.subprocess.Process:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LOADGEN_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadgen.cli",
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**clean, "COLUMNS": "120", **environment},
+        cwd=Path(__file__).resolve().parents[2],
+    )
+
+
+async def loadgen(*arguments: object, **environment: str) -> tuple[int, str, str]:
+    process = await start(*arguments, **environment)
+    out, err = await process.communicate()
+    assert "Traceback" not in err.decode()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def two_words(_: dict[str, Any]) -> Script:
+    return answer(["a", "b"])
+
+
+async def test_a_served_trace(tmp_path: Path) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
+    async with GoldenServer(two_words) as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url + "/v1/", "--speed", 10, "--json", out_file)
+    assert code == 0, err
+    assert "3 of 3 sessions" in out
+    document = json.loads(out_file.read_text())
+    assert set(document) == {"summary", "engine", "settings"}
+    assert (document["summary"]["completed"], document["summary"]["total_output_tokens"]) == (6, 12)
+    assert document["engine"] is None
+    assert document["settings"]["speed"] == 10.0
+    assert "no engine figures" in out
+    assert sorted(tmp_path.iterdir()) == [out_file, trace]  # nothing half-written beside it
+
+
+async def test_options_as_environment_variables(tmp_path: Path) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
+    async with GoldenServer(two_words) as server:
+        code, out, err = await loadgen(
+            "replay",
+            trace,
+            "--sessions",
+            2,
+            LOADGEN_URL=server.url,
+            LOADGEN_SPEED="20",
+            LOADGEN_SESSIONS="1",
+            LOADGEN_JSON=str(out_file),
+            LOADGEN_NO_PLOTS="1",
+        )
+    assert code == 0, err
+    settings = json.loads(out_file.read_text())["settings"]
+    assert (settings["speed"], settings["sessions"]) == (20.0, 2)  # the flag wins
+    assert "by the time of sending" not in out
+
+
+async def test_some_failed_is_exit_code_1(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl")
+    async with GoldenServer(lambda _: Script(status=500, body={"error": {"message": "boom"}})) as server:
+        code, out, _ = await loadgen("replay", trace, "--url", server.url, "--speed", 10)
+    assert code == 1
+    assert "500: boom" in out
+    assert "not sent: an earlier turn failed" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl", turns=1), tmp_path / "out.json"
+    third = asyncio.Event()
+
+    def script(_: dict[str, Any]) -> Script:
+        if len(server.served) < 3:
+            return two_words({})
+        third.set()
+        return Script([role(), text("a"), Stall()])
+
+    async with GoldenServer(script) as server:
+        process = await start("replay", trace, "--url", server.url, "--json", out_file)
+        await asyncio.wait_for(third.wait(), 30)
+        process.send_signal(number)
+        out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"Interrupted" in out
+    assert b"Traceback" not in err
+    summary = json.loads(out_file.read_text())["summary"]
+    assert (summary["completed"], summary["interrupted"], summary["failed"]) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["replay", "{trace}", "--speed", "0"], "--speed: expected a number above 0, got '0'"),
+        (["replay", "{trace}", "--speed", "nan"], "--speed: expected a number above 0, got 'nan'"),
+        (["replay", "{trace}", "--sessions", "1.5"], "--sessions: expected a whole number above 0, got '1.5'"),
+        (["replay", "{trace}", "--sessions", "9"], "--sessions 9: {trace} has 3 sessions"),
+        (["replay", "{trace}", "--concurrency", "-1"], "--concurrency: expected a whole number above 0"),
+        (["replay", "{trace}", "--rate", "x"], "--rate: expected a number above 0"),
+        (["replay", "{trace}", "--seed", "-1"], "--seed: expected a whole number from 0 on"),
+        (["replay", "{trace}", "--url", "localhost:1"], "--url: expected an address like http://127.0.0.1:8000"),
+        (["replay", "{trace}", "--mode", "fast"], "--mode: expected one of static, continuous, got 'fast'"),
+        (["replay", "{trace}", "--engine-args", '"x'], "--engine-args: cannot be split"),
+        (["replay", "{folder}/none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
+        (["replay", "{trace}", "--json", "{folder}"], "is a folder; name a file"),
+        (["replay", "{trace}", "--json", "{folder}/no/x.json"], "there is no folder {folder}/no"),
+        (["compare", "{trace}", "--mode", "static"], "unrecognized arguments: --mode static"),
+        (["synth", "--excerpt", "{folder}/none.csv"], "none.csv: cannot be read"),
+        (["synth", "--out", "{folder}/no/x.jsonl"], "cannot be written"),
+    ],
+)
+async def test_bad_input_is_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    names = {"trace": str(write_trace(tmp_path / "t.jsonl")), "folder": str(tmp_path)}
+    code, out, err = await loadgen(*(argument.format(**names) for argument in arguments))
+    assert code == 2
+    assert says.format(**names) in err
+    assert out == ""
+
+
+async def test_a_bad_line_names_line_and_field(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl")
+    trace.write_text(trace.read_text().replace('"output_tokens": 2', '"output_tokens": "two"', 3))
+    code, _, err = await loadgen("replay", trace)
+    assert code == 2
+    assert err == f"loadgen: {trace}: line 2: turns[0].output_tokens: Expected int, got str\n"
+
+
+async def test_a_bad_variable_is_named(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl")
+    for name, value in (("LOADGEN_SPEED", "x"), ("LOADGEN_MODE", "fast"), ("LOADGEN_NO_PLOTS", "maybe")):
+        code, _, err = await loadgen("replay", trace, **{name: value})
+        assert code == 2
+        assert f"{name}: expected " in err
+    code, _, err = await loadgen("synth", "--out", tmp_path / "s.jsonl", "--sessions", 1, LOADGEN_SPEED="x")
+    assert code == 0, err  # it is none of synth's options
+
+
+async def test_no_server_is_exit_code_3(tmp_path: Path) -> None:
+    code, _, err = await loadgen("replay", write_trace(tmp_path / "t.jsonl"), "--url", "http://127.0.0.1:9")
+    assert code == 3
+    assert "no server at http://127.0.0.1:9" in err
+
+
+async def test_an_engine_that_cannot_start_is_exit_code_3_with_its_own_words(tmp_path: Path) -> None:
+    code, _, err = await loadgen("replay", write_trace(tmp_path / "t.jsonl"), "--engine-args", "--block-size zero")
+    assert code == 3
+    assert "before it was ready" in err
+    assert "block-size" in err
+
+
+async def test_synth_writes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    code, out, _ = await loadgen("synth", "--out", path, "--sessions", 3, "--seed", 1)
+    assert code == 0
+    assert "3 sessions" in out
+    assert len(path.read_text().splitlines()) == 4
+
+
+async def test_help_loads_nothing_heavy() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LIGHT, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    loaded = set(out.decode().split())
+    assert "loadgen.cli" in loaded
+    assert not loaded & {"torch", "numpy", "aiohttp", "rich", "plotext", "msgspec", "asyncio", "engine"}

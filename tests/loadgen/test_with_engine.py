@@ -1,0 +1,150 @@
+"""Runs against real engines with the tiny model: loadgen's figures are the engine's own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from rich.console import Console
+
+from loadgen.engine_process import EngineProcess
+from loadgen.replay import Options, RunResult, replay
+from loadgen.trace import Trace, read_trace
+
+TINY = ("--model", "tiny", "--kv-memory", "64MiB", "--max-model-len", "2048")
+SYSTEM = "You are a kind and patient helper of a small shop. " * 4
+
+
+def turn(number: int, **more: Any) -> dict[str, Any]:
+    message = {"user": f"What is the price of item {number}?", "user_tokens": 9}
+    return {**({} if "regenerates" in more else message), "output_tokens": 10 + number, "seed": number, **more}
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    header = {"format": "paged-top-chat", "version": 1, "systems": {"main": SYSTEM}, "temperature": 0.7}
+    turns = [turn(1), turn(2, think=0.5), turn(3, regenerates=1, think=0.2), turn(4, think=0.5)]
+    sessions = [
+        {"session": f"s{n}", "arrival": n / 10, "system": "main", "turns": turns[: 1 + n % 4]} for n in range(8)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *sessions]))
+    return path
+
+
+def listening(url: str) -> bool:
+    parts = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((parts.hostname, parts.port)) == 0
+
+
+async def in_process(trace: Trace, **options: Any) -> RunResult:
+    async with EngineProcess(TINY, lambda _: None) as engine:
+        console = Console(file=io.StringIO())
+        return await replay(trace, Options("t.jsonl", **options), engine.url, engine, console, asyncio.Event())
+
+
+async def test_the_client_and_the_engine_agree(trace_file: Path) -> None:
+    trace = read_trace(trace_file)
+    result = await in_process(trace, speed=5.0)
+    summary, engine = result.summary, result.engine
+    assert engine is not None
+    assert (summary["failed"], summary["completed"]) == (0, trace.num_turns)
+    assert summary["other_length_than_asked"] == 0
+    assert summary["token_source"] == "usage"
+    expected = sum(turn.output_tokens for session in trace.sessions for turn in session.turns)
+    assert summary["total_output_tokens"] == engine["sampled_tokens"] == expected
+    assert summary["total_input_tokens"] == engine["looked_up_tokens"]
+    assert engine["prefill_tokens"] == summary["total_input_tokens"] - engine["found_tokens"]
+    assert engine["records_lost"] == 0
+    assert engine["steps"] == sum(moment.rows > 0 for moment in result.moments)
+    assert engine["mean_batch_rows"] == pytest.approx(
+        sum(moment.rows for moment in result.moments) / engine["steps"]  # type: ignore[operator]
+    )
+    assert engine["found_tokens"] > 0  # type: ignore[operator]
+    assert engine["peak_saved_blocks"] > 0  # type: ignore[operator]
+    assert engine["modes"] == ["continuous+paged"]
+    assert engine["peak_rss_bytes"] > 2**26  # type: ignore[operator]
+
+
+async def test_modes_are_set_through_control(trace_file: Path) -> None:
+    result = await in_process(read_trace(trace_file), speed=5.0, sessions=4, mode="static", alloc="reserved")
+    assert result.engine is not None
+    assert (result.summary["failed"], result.engine["modes"]) == (0, ["static+reserved"])
+    assert result.engine["mean_internal_waste_share"] > 0.6  # type: ignore[operator]
+
+
+async def start(*arguments: object) -> asyncio.subprocess.Process:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LOADGEN_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadgen.cli",
+        *map(str, arguments),
+        "--model",
+        "tiny",
+        "--engine-args",
+        " ".join(TINY[2:]),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+
+
+async def test_compare_starts_and_stops_an_engine_for_each_side(trace_file: Path, tmp_path: Path) -> None:
+    out_file = tmp_path / "out.json"
+    process = await start("compare", trace_file, "--speed", 20, "--json", out_file)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err
+    document = json.loads(out_file.read_text())
+    a, b, ratio = document["a"], document["b"], document["ratio"]
+    assert (a["engine"]["modes"], b["engine"]["modes"]) == (["static+reserved"], ["continuous+paged"])
+    assert ratio["summary"]["total_output_tokens"] == 1.0
+    for part in ("summary", "engine"):
+        for name, quotient in ratio[part].items():
+            if quotient is not None:
+                assert quotient == pytest.approx(b[part][name] / a[part][name])
+    assert ratio["engine"]["mean_internal_waste_share"] < 0.5
+    assert a["settings"]["url"] != b["settings"]["url"]
+    assert not listening(a["settings"]["url"])
+    assert not listening(b["settings"]["url"])
+    assert b"Side by side" in out
+    assert b"a fresh engine for each side" in out
+
+
+async def test_ctrl_c_stops_the_engine_too(trace_file: Path, tmp_path: Path) -> None:
+    out_file = tmp_path / "out.json"
+    late = trace_file.read_text().replace('"arrival": 0.7', '"arrival": 700')
+    trace_file.write_text(late)
+    process = await start("replay", trace_file, "--json", out_file)
+    assert process.stderr is not None
+    while b"running" not in (line := await process.stderr.readline()):
+        assert line
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"Interrupted" in out
+    document = json.loads(out_file.read_text())
+    assert document["summary"]["not_reached"] >= 1
+    assert document["summary"]["failed"] == 0
+    assert not listening(document["settings"]["url"])
+
+
+async def test_ctrl_c_while_the_engine_starts(trace_file: Path) -> None:
+    process = await start("replay", trace_file)
+    assert process.stderr is not None
+    assert b"starting an engine" in await process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == 130
+    assert err.endswith(b"loadgen: interrupted\n")
