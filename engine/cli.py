@@ -1,0 +1,224 @@
+"""`paged-engine`: serve a model, or prepare it. Bad settings are one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, get_args
+
+from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
+from engine.protocol import Allocation, Batching, Control
+
+ENVIRONMENT = "PAGED_ENGINE_"
+USAGE = 2
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return USAGE
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="paged-engine", description="A single-node LLM serving engine that shows what it does.")
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", parser_class=_Parser)
+    serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible API")
+    serve.set_defaults(command="serve", run=_serve)
+    _add_model(serve)
+    add = _Adder(serve)
+    add("--served-model-name", nargs="+", metavar="NAME", help="names clients use for it (default: --model)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
+    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--batching", choices=get_args(Batching), default="continuous", help="default: %(default)s")
+    add("--allocation", choices=get_args(Allocation), default="paged", help="default: %(default)s")
+    add("--block-size", type=_between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
+    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
+    add("--max-model-len", type=_between(1), metavar="N", help="tokens per request, prompt and answer together")
+    defaults = Control()
+    add(
+        "--max-num-seqs",
+        type=_between(1, 4096),
+        default=defaults.max_num_seqs,
+        metavar="N",
+        help="requests in a batch (default: %(default)s)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=_between(1, 1 << 20),
+        default=defaults.max_num_batched_tokens,
+        metavar="N",
+        help="tokens in a step (default: %(default)s)",
+    )
+    add("--no-prefix-cache", action="store_true", help="never reuse KV blocks of equal prefixes")
+    add("--no-chunked-prefill", action="store_true", help="run each prompt in one step")
+    add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
+    prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
+    prepare.set_defaults(command="prepare", run=_prepare)
+    _add_model(prepare)
+    return parser
+
+
+def size(text: str) -> int:
+    """Bytes from `512MiB`, `2GiB`, `1GB` or a plain number. Raises ArgumentTypeError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 512MiB, 2GiB or 1GB, got {text!r}")
+    unit = match["unit"].lower()
+    base = 1024 if "i" in unit or unit in ("k", "m", "g", "t") else 1000
+    power = "kmgt".find(unit[:1]) + 1 if unit[:1] in tuple("kmgt") else 0
+    count = int(float(match["number"]) * base**power)
+    if not 1 <= count < 1 << 50:
+        raise argparse.ArgumentTypeError(f"must be from 1 byte to 1 PiB, got {text!r}")
+    return count
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for an error, not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+
+class _Adder:
+    """Adds options that can also be set by an environment variable, PAGED_ENGINE_ and the option's name."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+
+    def __call__(self, option: str, **settings: Any) -> None:
+        variable = ENVIRONMENT + option.removeprefix("--").replace("-", "_").upper()
+        settings["help"] = f"{settings['help']} [{variable}]"
+        text = os.environ.get(variable)
+        action = self._parser.add_argument(option, **settings)
+        if text is None:
+            return
+        if settings.get("action") == "store_true":
+            if text.lower() not in (*_TRUE, *_FALSE):
+                self._parser.error(f"{variable}: must be 1 or 0, got {text!r}")
+            action.default = text.lower() in _TRUE
+            return
+        convert: Callable[[str], Any] = settings.get("type", str.split if settings.get("nargs") else str)
+        try:
+            value = convert(text)
+        except argparse.ArgumentTypeError as error:
+            self._parser.error(f"{variable}: {error}")
+        if action.choices is not None and value not in action.choices:
+            self._parser.error(f"{variable}: must be one of {', '.join(action.choices)}, got {text!r}")
+        action.default = value
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = _Adder(parser)
+    add(
+        "--model",
+        default=DEFAULT_MODEL,
+        help="smollm2-135m, tiny, a folder, a .gguf file or a Hugging Face hub id (default: %(default)s)",
+    )
+    add("--seed", type=_between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
+
+
+def _between(least: int, most: int | None = None) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least or value > (2**31 - 1 if most is None else most):
+            raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text!r}")
+        return value
+
+    return whole_number
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=arguments.model,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        block_size=arguments.block_size,
+        kv_memory=arguments.kv_memory,
+        max_model_len=arguments.max_model_len,
+        control=Control(
+            batching=arguments.batching,
+            allocation=arguments.allocation,
+            prefix_cache=not arguments.no_prefix_cache,
+            chunked_prefill=not arguments.no_chunked_prefill,
+            max_num_seqs=arguments.max_num_seqs,
+            max_num_batched_tokens=arguments.max_num_batched_tokens,
+        ),
+        check_invariants=arguments.check_invariants,
+        seed=arguments.seed,
+    )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    names = tuple(arguments.served_model_name or (arguments.model,))
+    try:
+        listener = _bind(arguments.host, arguments.port)
+    except OSError as error:
+        reason = error.strerror or error
+        return _unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
+    # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
+    from engine.core_client import CoreProcess
+
+    core = CoreProcess(_config(arguments))
+    try:
+        import asyncio
+
+        from engine.server.serve import serve
+
+        return asyncio.run(serve(_config(arguments), core, listener, names))
+    finally:
+        core.stop(timeout=1.0)
+        listener.close()
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from engine.loading.errors import ModelError
+    from engine.loading.prepare import prepare
+
+    try:
+        prepare(arguments.model)
+    except ModelError as error:
+        return _unusable(str(error))
+    return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)  # a second server on this port fails at once, not when this one is ready
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _unusable(message: str) -> int:
+    print(f"paged-engine: error: {message}", file=sys.stderr)
+    return USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

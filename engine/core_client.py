@@ -1,0 +1,252 @@
+"""The API process's end of the engine: starts the core's process and speaks with it on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from engine.config import EngineConfig
+from engine.framing import FrameSplitter, decode_from_core, frame
+from engine.messages import (
+    Abort,
+    Add,
+    Fatal,
+    FromCore,
+    GetSnapshot,
+    Output,
+    Outputs,
+    Ready,
+    Reply,
+    SetControl,
+    Shutdown,
+    Start,
+    Step,
+    ToCore,
+)
+from engine.protocol import Control, EngineInfo, FinishReason
+from engine.sampling_params import SamplingParams
+
+Sink = Callable[[Output], None]
+
+
+class EngineDiedError(Exception):
+    """The core's process is gone; the message tells a person how it ended."""
+
+    def __init__(self, message: str, *, unusable: bool = False) -> None:
+        super().__init__(message)
+        self.unusable = unusable  # a bad setting, not a crash
+
+
+class CallRefusedError(ValueError):
+    """The core said no; the message names the field."""
+
+
+class ControlInForce(NamedTuple):
+    """A control, and the first record in which it holds."""
+
+    control: Control
+    seq: int
+
+
+class CoreProcess:
+    """The child process and our end of its socket. It ends when the socket closes."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "engine.core_process", "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),  # what libraries print there is not our output
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self.socket = ours
+        ours.sendall(frame(Start(config)))
+
+    def ending(self) -> str:
+        """How it ended, for a person."""
+        code = self.process.poll()
+        if code is None:
+            return "the engine process closed its connection"
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "; perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
+            return f"the engine process was killed by {name}{hint}"
+        return f"the engine process ended with exit code {code}"
+
+    def stop(self, timeout: float) -> None:
+        """Close the socket, wait, and kill what has not ended by then."""
+        self.socket.close()
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class CoreClient:
+    """Requests, calls and news over the core's socket. For one event loop; not for threads.
+
+    `on_step` gets each record as (seq, JSON), in order; numbers that are missing were dropped by the core.
+    After the core's death every stream ends with an error and every call raises EngineDiedError.
+    """
+
+    def __init__(self, core: CoreProcess, on_step: Callable[[int, bytes], None]) -> None:
+        self._core = core
+        self._on_step = on_step
+        self._sinks: dict[str, Sink] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_call = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._fatal: Fatal | None = None
+        self._patching = asyncio.Lock()
+        self._settled = asyncio.Event()  # it is ready, or will never be
+        self.info: EngineInfo | None = None  # None until the core is ready
+        self.death: EngineDiedError | None = None
+        self.in_force: ControlInForce | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.info is not None and self.death is None
+
+    @property
+    def live(self) -> int:
+        """Requests whose end has not come yet."""
+        return len(self._sinks)
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Read frames until the socket ends; then fail whatever still waits."""
+        self._core.socket.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=self._core.socket, limit=1 << 20)
+        splitter = FrameSplitter()
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 18):
+                for body in splitter.feed(data):
+                    message = decode_from_core(body)
+                    if isinstance(message, Ready):
+                        self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
+                        on_ready(message)
+                        self._settled.set()
+                    else:
+                        self._dispatch(message)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._core.process.wait, 2.0)
+        self._fail()
+
+    def add(self, request: str, prompt: Sequence[int], sampling: SamplingParams, sink: Sink) -> None:
+        """Start a request; `sink` gets its outputs, the last of them with `finished` set."""
+        if request in self._sinks:
+            raise ValueError(f"request {request} lives already")
+        self._send(Add(request, tuple(prompt), sampling))
+        self._sinks[request] = sink
+
+    def abort(self, requests: Sequence[str], reason: FinishReason) -> None:
+        """End those of `requests` that live; their sinks hear no more."""
+        live = tuple(request for request in requests if self._sinks.pop(request, None) is not None)
+        if live and self.death is None:
+            self._send(Abort(live, reason))
+
+    async def until_ready(self) -> EngineInfo | None:
+        """Wait for the model to be loaded; None if the core died before that."""
+        await self._settled.wait()
+        return self.info
+
+    def end_streams(self) -> None:
+        """Abort all requests; unlike with `abort`, their sinks hear of it."""
+        sinks = dict(self._sinks)
+        self.abort(tuple(sinks), "abort")
+        for request, sink in sinks.items():
+            sink(Output(request, finished="abort"))
+
+    async def snapshot(self) -> Reply:
+        """`Reply.json` is a protocol.Snapshot, made between two steps, after record `Reply.seq`."""
+        return await self._call(lambda call: GetSnapshot(call))
+
+    async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
+        """Change the control; calls take turns, so that none undoes another. Raises CallRefusedError."""
+        async with self._patching:
+            wanted = change(self._control)
+            reply = await self._call(lambda call: SetControl(call, wanted))
+            if reply.error is not None:
+                raise CallRefusedError(reply.error)
+            self.in_force = ControlInForce(wanted, reply.seq)
+            return self.in_force
+
+    async def shutdown(self, timeout: float = 3.0) -> None:
+        """Ask the core to end, and see that it does."""
+        with contextlib.suppress(EngineDiedError, OSError):
+            self._send(Shutdown())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._core.process.wait, timeout)
+        if self._writer is not None:
+            self._writer.close()
+        await asyncio.to_thread(self._core.stop, 1.0)
+
+    @property
+    def _control(self) -> Control:
+        if self.in_force is None:
+            raise EngineDiedError("the engine is not ready")
+        return self.in_force.control
+
+    def _send(self, message: ToCore) -> None:
+        if self.death is not None:
+            raise self.death
+        if self._writer is None:
+            raise EngineDiedError("the engine is not connected yet")
+        self._writer.write(frame(message))
+
+    async def _call(self, make: Callable[[int], SetControl | GetSnapshot]) -> Reply:
+        self._next_call += 1
+        call = self._next_call
+        self._send(make(call))
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        try:
+            return await future
+        finally:
+            self._calls.pop(call, None)
+
+    def _dispatch(self, message: FromCore) -> None:
+        match message:
+            case Outputs(outputs):
+                for output in outputs:
+                    self._deliver(output)
+            case Step(seq, json):
+                self._on_step(seq, json)
+            case Reply(call):
+                future = self._calls.get(call)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Fatal():
+                self._fatal = message
+            case Ready():
+                raise ValueError("the core was ready twice")
+
+    def _deliver(self, output: Output) -> None:
+        sink = self._sinks.get(output.request)
+        if sink is None:
+            return  # it was aborted here, and that had not reached the core yet
+        if output.finished is not None:
+            del self._sinks[output.request]
+        sink(output)
+
+    def _fail(self) -> None:
+        if self._fatal is not None:
+            self.death = EngineDiedError(self._fatal.message, unusable=self._fatal.unusable)
+        else:
+            self.death = EngineDiedError(self._core.ending())
+        sinks, self._sinks = self._sinks, {}
+        for request, sink in sinks.items():
+            sink(Output(request, finished="error", error=str(self.death)))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self.death)
+        self._settled.set()

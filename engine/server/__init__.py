@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI's API, Prometheus and the step stream, over an engine in another process."""

@@ -1,0 +1,335 @@
+"""Request bodies: what clients may send, checked once here. Every complaint names the field and what is allowed.
+
+Unknown fields are ignored, as vLLM does; fields that would change the answer and are not supported are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta
+
+from engine.protocol import Allocation, Batching
+from engine.sampling_params import SamplingParams
+from engine.server.errors import ApiError, not_supported
+
+MAX_TOP_LOGPROBS = 20
+MAX_N = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+MAX_PROMPTS = 4096
+_WORD_64 = 2**63
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenCount = Annotated[int, Meta(ge=0, lt=2**31)]
+Seed = Annotated[int, Meta(ge=-_WORD_64, le=_WORD_64 - 1)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and text completions share. None is the same as leaving a field out."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: Probability | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: TokenCount | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    # Not supported: anything but null (or what changes nothing) is refused.
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        """Rules between fields, and fields that are not supported. Raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options: only allowed when stream is true", param="stream_options")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise not_supported(
+                "response_format", f"type {self.response_format.type!r} is not supported; only 'text' is"
+            )
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise not_supported("best_of", f"only best_of equal to n ({self.n or 1}) is supported, got {self.best_of}")
+        for name in _REFUSED:
+            if getattr(self, name) not in (None, False, [], {}, ""):
+                raise not_supported(name, "not supported by this server")
+        for i, stop in enumerate(self.stops):
+            name = "stop" if isinstance(self.stop, str) else f"stop[{i}]"
+            if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+                raise ApiError(f"{name}: must have 1 to {MAX_STOP_LENGTH} characters, got {len(stop)}", param="stop")
+        if len(self.stops) > MAX_STOPS:
+            raise ApiError(f"stop: at most {MAX_STOPS} strings, got {len(self.stops)}", param="stop")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
+        """Settings of the first choice. Raises ApiError on what only this model rules out."""
+        if self.min_tokens is not None and self.min_tokens > max_tokens:
+            raise ApiError(
+                f"min_tokens: must be at most max_tokens ({max_tokens}), got {self.min_tokens}", param="min_tokens"
+            )
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids or ():
+                check_token_id(token_id, name, vocab_size)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
+            top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            seed=None if self.seed is None else self.seed % _WORD_64,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            logit_bias=self.logit_bias or {},
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            min_tokens=self.min_tokens or 0,
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+        )
+
+
+_REFUSED = (
+    "use_beam_search",
+    "prompt_logprobs",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "cache_salt",
+)
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+    continue_final_message: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
+        if self.tools or self.functions:
+            name = "tools" if self.tools else "functions"
+            raise not_supported(name, "tool calls are not supported by this server")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise not_supported("tool_choice", "only allowed together with tools, which are not supported")
+        for name in ("chat_template", "continue_final_message"):
+            if getattr(self, name):
+                raise not_supported(name, "not supported by this server")
+        chat_messages(self.messages)
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        """Which field caps the answer, and the cap; None leaves it to the context."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    prompt: str | list[str | int | list[TokenId]]
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo:
+            raise not_supported("echo", "not supported by this server")
+        if self.suffix:
+            raise not_supported("suffix", "not supported by this server")
+        self.prompts()
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """One text, one list of token ids, several texts, or several lists of ids. Raises ApiError on mixtures."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise ApiError("prompt: must not be an empty list", param="prompt")
+        kinds = {type(item) for item in self.prompt}
+        if len(kinds) > 1:
+            raise ApiError(
+                "prompt: must be a string, an array of strings, an array of token ids or an array of such arrays, "
+                "not a mixture",
+                param="prompt",
+            )
+        if kinds == {int}:
+            return [[item for item in self.prompt if isinstance(item, int)]]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise ApiError(f"prompt: at most {MAX_PROMPTS} prompts, got {len(self.prompt)}", param="prompt")
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def chat_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them: contents are strings (text parts are joined by newlines)."""
+    return [_chat_message(i, message) for i, message in enumerate(messages)]
+
+
+def _chat_message(i: int, message: Message) -> dict[str, Any]:
+    where = f"messages[{i}]"
+    if message.tool_calls:
+        raise not_supported(f"{where}.tool_calls", "tool calls are not supported by this server")
+    content = message.content
+    if isinstance(content, list):
+        texts = []
+        for j, part in enumerate(content):
+            if part.type != "text":
+                raise not_supported(f"{where}.content[{j}].type", f"only 'text' is supported, got {part.type!r}")
+            if part.text is None:
+                raise ApiError(
+                    f"{where}.content[{j}].text: required when type is 'text'", param=f"{where}.content[{j}].text"
+                )
+            texts.append(part.text)
+        content = "\n".join(texts)
+    if content is None and message.role != "assistant":
+        raise ApiError(f"{where}.content: must be a string or an array of text parts", param=f"{where}.content")
+    chat = {"role": message.role, "content": content or ""}
+    return chat if message.name is None else {**chat, "name": message.name}
+
+
+def check_token_id(token_id: int, param: str, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise ApiError(f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})", param=param)
+
+
+Body = TypeVar("Body")
+
+
+def parse(data: bytes, kind: type[Body]) -> Body:
+    """A body from JSON.
+
+    Raises:
+        ApiError: 400 that names the field (as `messages[0].role`), or says that it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        message, param = explain(str(error), kind)
+        raise ApiError(message, param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ApiError("the body is nested too deeply") from error
+
+
+_PLACE = re.compile(r"(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
+_CHOICES = {"role": get_args(Role), "batching": get_args(Batching), "allocation": get_args(Allocation)}
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`")
+
+
+def explain(message: str, kind: type[Any]) -> tuple[str, str | None]:
+    """msgspec's complaint as (`field: what`, field), with what is allowed."""
+    path = ""
+    if match := _PLACE.fullmatch(message):
+        message, path = match["what"], match["path"].removesuffix("[...]")
+    if match := _MISSING.fullmatch(message):
+        path, message = f"{path}.{match['field']}".removeprefix("."), "required, but missing"
+    elif match := _UNKNOWN.fullmatch(message):
+        allowed = ", ".join(kind.__struct_fields__)
+        path, message = f"{path}.{match['field']}".removeprefix("."), f"unknown field; allowed: {allowed}"
+    elif match := _CHOICE.fullmatch(message):
+        allowed = ", ".join(_CHOICES.get(path.rpartition(".")[2], ()))
+        message = f"must be one of {allowed}, got {match['value']}"
+    message = message[:1].lower() + message[1:].replace("`", "")
+    return (f"{path}: {message}", path) if path else (f"the body: {message}", None)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

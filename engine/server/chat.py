@@ -1,0 +1,110 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from engine.server.answers import Json, collect, json_response, stream, total_usage
+from engine.server.bodies import ChatBody, chat_messages, parse
+from engine.server.generation import Generation, Piece, SampledToken, TextOptions
+from engine.server.service import Service, new_id
+from engine.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class ChatRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        service = self._service
+        client, loaded = service.ready()
+        body = parse(await request.read(), ChatBody)
+        model = service.check_model(body.model)
+        body.check()
+        prompt = await service.encode_chat(
+            chat_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            add_special_tokens=bool(body.add_special_tokens),
+            variables=body.chat_template_kwargs,
+        )
+        param, wanted = body.wanted_tokens
+        max_tokens = service.max_tokens([prompt], "messages", param, wanted, default=None)
+        generation = Generation(
+            client,
+            loaded.tokenizer,
+            new_id("chatcmpl"),
+            [prompt],
+            body.sampling(max_tokens, body.alternatives, loaded.vocab_size),
+            TextOptions(body.stops, bool(body.include_stop_str_in_output), body.skip_special_tokens is not False),
+            body.n or 1,
+        )
+        head = {"id": generation.id, "created": int(time.time()), "model": model}
+        form = ChatForm(loaded.tokenizer, with_logprobs=body.logprobs is True)
+        if body.stream:
+            return await stream(
+                request, body, generation, {**head, "object": "chat.completion.chunk"}, form.chunk_choice
+            )
+        choices = [
+            {
+                "index": answer.choice.index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": form.logprobs(answer.tokens),
+                "finish_reason": answer.choice.finish_reason,
+                "stop_reason": answer.choice.stop_reason,
+            }
+            for answer in await collect(generation)
+        ]
+        return json_response(
+            {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
+        )
+
+
+class ChatForm:
+    """Pieces as a chat's chunks. The role comes with a choice's first chunk."""
+
+    def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._tokenizer = tokenizer
+        self.with_logprobs = with_logprobs
+        self._greeted: set[int] = set()
+
+    def chunk_choice(self, piece: Piece) -> Json:
+        delta: Json = {"content": piece.text}
+        index = piece.choice.index
+        if index not in self._greeted:
+            self._greeted.add(index)
+            delta = {"role": "assistant", **delta}
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self.logprobs([] if piece.token is None else [piece.token]),
+            "finish_reason": piece.finish_reason,
+        }
+        if piece.finish_reason is not None:
+            choice["stop_reason"] = piece.choice.stop_reason
+        return choice
+
+    def logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
+        if not self.with_logprobs:
+            return None
+        return {
+            "content": [
+                {
+                    **self._token(token.token_id, token.logprob),
+                    "top_logprobs": [self._token(token_id, logprob) for token_id, logprob in token.top],
+                }
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token_id: int, logprob: float | None) -> Json:
+        return {
+            "token": self._tokenizer.token_text(token_id),
+            "logprob": None if logprob is None else max(logprob, LOWEST_LOGPROB),
+            "bytes": list(self._tokenizer.table[token_id]),
+        }

@@ -1,0 +1,87 @@
+"""`/engine/...`: the step stream, snapshots and control."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from engine.core_client import CallRefusedError, ControlInForce
+from engine.protocol import Control, encode
+from engine.server.answers import json_response
+from engine.server.bodies import parse
+from engine.server.errors import ApiError
+from engine.server.events import EventStream
+from engine.server.service import Service
+
+_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # the engine knows the limits of each
+ControlChange = msgspec.defstruct(  # a Control of which any part may be missing
+    "ControlChange",
+    [
+        (field.name, (_Count if field.type is int else field.type) | msgspec.UnsetType, msgspec.UNSET)
+        for field in msgspec.structs.fields(Control)
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+class EngineRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        return web.Response(body=await self._service.snapshot(), content_type="application/json")
+
+    async def steps(self, request: web.Request) -> web.StreamResponse:
+        """Records as events, one each, from `?from=seq` or from the next one on; a gap where records were lost."""
+        self._service.ready()
+        hub = self._service.hub
+        at = self._first_wanted(request.query.get("from"))
+        events = EventStream(request)
+        with suppress(ConnectionResetError):
+            await events.begin()
+            while not hub.closed:
+                batch = hub.read(at)
+                at = batch.next_seq
+                if batch.gap is not None:
+                    await events.write(b"event: gap\ndata: %b\n\n" % encode(batch.gap))
+                if batch.records:
+                    await events.write(
+                        b"".join(b"event: step\nid: %d\ndata: %b\n\n" % record for record in batch.records)
+                    )
+                if batch.gap is None and not batch.records:
+                    await hub.wait(at)
+        return events.response
+
+    def _first_wanted(self, text: str | None) -> int:
+        following = self._service.hub.newest + 1
+        if text is None:
+            return following
+        if not text.isascii() or not text.isdecimal() or not 1 <= len(text) <= 18:
+            raise ApiError(f"from: must be a step's number, got {text[:40]!r}", param="from")
+        seq = max(1, int(text))
+        if seq > following:
+            raise ApiError(f"from: {seq} has not been made; the next is {following}", param="from")
+        return seq
+
+    async def control(self, request: web.Request) -> web.Response:
+        client, _ = self._service.ready()
+        return self._answer(client.in_force)
+
+    async def change_control(self, request: web.Request) -> web.Response:
+        client, _ = self._service.ready()
+        change = parse(await request.read(), ControlChange)
+        wanted = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
+        try:
+            in_force = await client.patch_control(lambda control: msgspec.structs.replace(control, **wanted))
+        except CallRefusedError as error:
+            message = str(error)
+            param = next((name for name in wanted if message.startswith(name)), None)
+            raise ApiError(message, param=param) from error
+        return self._answer(in_force)
+
+    def _answer(self, in_force: ControlInForce | None) -> web.Response:
+        assert in_force is not None, "a ready engine has a control"
+        return json_response({**msgspec.structs.asdict(in_force.control), "step": in_force.seq})

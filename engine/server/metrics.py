@@ -1,0 +1,303 @@
+"""Prometheus metrics, from the step records alone: they cannot disagree with the stream.
+
+vLLM's names, labels and buckets where vLLM has a metric, so that its dashboards work; `paged:` for the rest.
+Times are on the engine's clock: TTFT begins when the core got the request, and network time is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from engine.protocol import (
+    ENDINGS,
+    Allocation,
+    Batching,
+    EngineInfo,
+    FinishReason,
+    Record,
+    RequestState,
+    Snapshot,
+)
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_TIME_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_TIME_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKEN_COUNT_BUCKETS = tuple(float(1 << i) for i in (0, *range(3, 15)))
+
+
+class RequestTimes(msgspec.Struct):
+    """When things happened to one live request; None: not yet, or in a record that was lost."""
+
+    arrived: float
+    prompt_tokens: int
+    joined: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    generated: int = 0
+
+
+class Total:
+    """A counter that knows its value, so that it can catch up with a total told by the engine."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._value = 0
+
+    def add(self, count: int) -> None:
+        self._value += count
+        self._counter.inc(count)
+
+    def raise_to(self, total: int) -> None:
+        self.add(total - self._value)
+
+
+class Metrics:
+    """Takes every record in order; `text()` is the exposition.
+
+    When records are missing, nothing is taken until `resume` gets a snapshot: what was lost is counted in
+    `paged:lost_records_total` and is in no histogram.
+    """
+
+    def __init__(self, info: EngineInfo, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._num_blocks = info.num_blocks
+        self._live: dict[str, RequestTimes] = {}
+        self._running: set[str] = set()
+        self._held: set[str] = set()
+        self._seq = 0
+        self.lost = False
+
+        self._running_gauge = self._gauge("vllm:num_requests_running", "Requests in the batch")
+        self._waiting_gauge = self._gauge("vllm:num_requests_waiting", "Requests in the queue")
+        self._held_gauge = self._gauge("paged:num_requests_held", "Finished requests that keep their row (static)")
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of blocks that requests hold, 0 to 1")
+        self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests whose first token came")
+        self._generated = self._counter("vllm:generation_tokens", "Tokens generated")
+        self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their blocks")
+        success = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason",
+            ("model_name", "engine", "finished_reason"),
+            registry=self._registry,
+        )
+        self._ended = {reason: Total(success.labels(finished_reason=reason, **self._labels)) for reason in ENDINGS}
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token", TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between a request's tokens", TOKEN_TIME_BUCKETS
+        )
+        self._tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "A request's mean time per token", TOKEN_TIME_BUCKETS
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", REQUEST_TIME_BUCKETS)
+        self._queue_time = self._histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the first step", REQUEST_TIME_BUCKETS
+        )
+        self._prefill_time = self._histogram(
+            "vllm:request_prefill_time_seconds", "From the first step to the first token", REQUEST_TIME_BUCKETS
+        )
+        self._decode_time = self._histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last", REQUEST_TIME_BUCKETS
+        )
+        self._request_prompt = self._histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens per request that ended", TOKEN_COUNT_BUCKETS
+        )
+        self._request_generation = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated per request that ended", TOKEN_COUNT_BUCKETS
+        )
+        self._iteration = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens computed per step", TOKEN_COUNT_BUCKETS
+        )
+        cache_config = {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "cache_dtype": info.dtype,
+            "engine": "0",
+        }
+        Gauge(
+            "vllm:cache_config_info", "The block pool, in labels", tuple(cache_config), registry=self._registry
+        ).labels(**cache_config).set(1)
+
+        self._steps = self._counter("paged:steps", "Steps that computed something")
+        self._lost_records = self._counter("paged:lost_records", "Step records these metrics never got")
+        self._blocks = self._gauges("paged:blocks", "Blocks by state", "state")
+        self._waste = self._gauges("paged:slots", "Slots held by requests, and waste", "kind")
+        self._logical = self._gauge("paged:logical_blocks", "Sum of the lengths of all block tables")
+        self._physical = self._gauge("paged:physical_blocks", "Distinct blocks in all block tables")
+        self._saved_bytes = self._gauge("paged:saved_bytes", "KV bytes that sharing saves now")
+        self._resumed_queries = self._counter("paged:resumed_prefix_cache_queries", "Looked up after preemption")
+        self._resumed_hits = self._counter("paged:resumed_prefix_cache_hits", "Found after preemption")
+        self._batching = self._gauges("paged:batching", "1 for the batching mode in force", "mode")
+        self._allocation = self._gauges("paged:allocation", "1 for the allocation mode in force", "mode")
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def observe(self, record: Record) -> None:
+        """Take the next record; sets `lost` if records before it are missing."""
+        if record.seq <= self._seq:
+            return  # a snapshot told it already
+        if record.seq != self._seq + 1:
+            self.lost = True
+        if self.lost:
+            return
+        self._seq = record.seq
+        self._take_events(record)
+        self._take_rows(record)
+        for left in (*record.held, *record.left):
+            self._running.discard(left.request)
+            self._end(left.request, left.reason, record.time)
+        self._held.update(left.request for left in record.held)
+        self._held.difference_update(record.released)
+        self._take_state(record)
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot after records were lost."""
+        self._lost_records.add(max(0, snapshot.seq - self._seq))
+        self._seq = snapshot.seq
+        self.lost = False
+        counters = snapshot.counters
+        ended = {reason: getattr(counters, name) for reason, name in ENDINGS.items()}
+        self._generated.raise_to(counters.sampled_tokens)
+        self._preemptions.raise_to(counters.preemptions)
+        self._steps.raise_to(counters.steps)
+        for reason, count in ended.items():
+            self._ended[reason].raise_to(count)
+        self._running = {r.request for r in snapshot.requests if r.status == "running"}
+        self._held = {r.request for r in snapshot.requests if r.status == "held"}
+        self._live = {state.request: self._known(state) for state in snapshot.requests if state.status != "held"}
+        self._take_state(snapshot)
+
+    def _known(self, state: RequestState) -> RequestTimes:
+        """What a snapshot and the records before the loss tell of one request."""
+        before = self._live.get(state.request)
+        return RequestTimes(
+            arrived=state.arrived,
+            prompt_tokens=state.prompt_tokens,
+            joined=before.joined if before is not None else None,
+            first_token=state.first_token,
+            last_token=None,  # the next gap between tokens is not one between two neighbours
+            generated=state.num_tokens - state.prompt_tokens,
+        )
+
+    def _take_events(self, record: Record) -> None:
+        for arrived in record.arrived:
+            self._live[arrived.request] = RequestTimes(arrived.time, arrived.prompt_tokens)
+        if record.joined:
+            durations = record.durations
+            begun = record.time - durations.schedule - durations.prepare - durations.forward - durations.sample
+            for joined in record.joined:
+                self._running.add(joined.request)
+                times = self._live.get(joined.request)
+                if times is not None and times.joined is None:
+                    times.joined = max(begun, times.arrived)
+                    if not joined.resumed:
+                        self._queue_time.observe(times.joined - times.arrived)
+        for preempted in record.preempted:
+            self._preemptions.add(1)
+            self._running.discard(preempted.request)
+
+    def _take_rows(self, record: Record) -> None:
+        if not record.rows:
+            return
+        self._steps.add(1)
+        self._iteration.observe(sum(row.tokens for row in record.rows))
+        for row in record.rows:
+            if not row.sampled:
+                continue
+            self._generated.add(row.sampled)
+            times = self._live.get(row.request)
+            if times is None:
+                continue
+            if times.first_token is None:
+                times.first_token = record.time
+                self._prompt.add(times.prompt_tokens)
+                self._ttft.observe(record.time - times.arrived)
+                if times.joined is not None:
+                    self._prefill_time.observe(record.time - times.joined)
+            elif times.last_token is not None:
+                self._itl.observe(record.time - times.last_token)
+            times.last_token = record.time
+            times.generated += row.sampled
+
+    def _end(self, request: str, reason: FinishReason, now: float) -> None:
+        self._ended[reason].add(1)
+        times = self._live.pop(request, None)
+        if times is None:
+            return
+        self._request_prompt.observe(times.prompt_tokens)
+        self._request_generation.observe(times.generated)
+        if times.first_token is None:
+            return
+        self._e2e.observe(now - times.arrived)
+        if times.last_token is not None:
+            self._decode_time.observe(times.last_token - times.first_token)
+            if times.generated > 1:
+                self._tpot.observe((times.last_token - times.first_token) / (times.generated - 1))
+
+    def _take_state(self, state: Record | Snapshot) -> None:
+        self._running_gauge.set(len(self._running))
+        self._held_gauge.set(len(self._held))
+        self._waiting_gauge.set(state.queue.length)
+        pool, sharing = state.pool, state.sharing
+        self._kv_usage.set((self._num_blocks - pool.free - pool.cached) / self._num_blocks)
+        for name in pool.__struct_fields__:
+            self._blocks.labels(state=name, **self._labels).set(getattr(pool, name))
+        for name in state.waste.__struct_fields__:
+            self._waste.labels(kind=name, **self._labels).set(getattr(state.waste, name))
+        self._logical.set(sharing.logical_blocks)
+        self._physical.set(sharing.physical_blocks)
+        self._saved_bytes.set(sharing.saved_bytes)
+        totals = (
+            sharing.looked_up_tokens,
+            sharing.found_tokens,
+            sharing.resumed_looked_up_tokens,
+            sharing.resumed_found_tokens,
+        )
+        counters = (self._queries, self._hits, self._resumed_queries, self._resumed_hits)
+        for counter, total in zip(counters, totals, strict=True):
+            counter.raise_to(total)
+        for batching in get_args(Batching):
+            self._batching.labels(mode=batching, **self._labels).set(batching == state.control.batching)
+        for allocation in get_args(Allocation):
+            self._allocation.labels(mode=allocation, **self._labels).set(allocation == state.control.allocation)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, tuple(self._labels), registry=self._registry).labels(**self._labels)
+
+    def _gauges(self, name: str, text: str, label: str) -> Gauge:
+        return Gauge(name, text, (*self._labels, label), registry=self._registry)
+
+    def _counter(self, name: str, text: str) -> Total:
+        return Total(Counter(name, text, tuple(self._labels), registry=self._registry).labels(**self._labels))
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, tuple(self._labels), buckets=buckets, registry=self._registry).labels(
+            **self._labels
+        )

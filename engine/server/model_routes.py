@@ -1,0 +1,87 @@
+"""What a server says of itself and its model: health, version, models, metrics, and its tokenizer."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from aiohttp import web
+
+from engine.server.answers import json_response
+from engine.server.bodies import DetokenizeBody, TokenizeBody, chat_messages, check_token_id, parse
+from engine.server.errors import ApiError
+from engine.server.service import Service
+
+
+class ModelRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: web.Request) -> web.Response:
+        reason = self._service.unready_reason
+        if reason is not None:
+            return web.json_response({"status": "unavailable", "reason": reason}, status=503)
+        return web.json_response({"status": "ok"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": version("paged-top")})
+
+    async def models(self, request: web.Request) -> web.Response:
+        service = self._service
+        service.ready()
+        return json_response({"object": "list", "data": [self._card(name) for name in service.served_names]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        self._service.ready()
+        return json_response(self._card(self._service.check_model(request.match_info["name"])))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        self._service.ready()
+        metrics = self._service.metrics
+        assert metrics is not None, "a ready engine has metrics"
+        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        service = self._service
+        _, loaded = service.ready()
+        body = parse(await request.read(), TokenizeBody)
+        service.check_model(body.model)
+        if body.messages is not None and body.prompt is None:
+            tokens = await service.encode_chat(
+                chat_messages(body.messages),
+                add_generation_prompt=body.add_generation_prompt is not False,
+                add_special_tokens=bool(body.add_special_tokens),
+                variables=body.chat_template_kwargs,
+            )
+        elif body.prompt is not None and body.messages is None:
+            tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        else:
+            raise ApiError("prompt: either prompt or messages is required, and not both", param="prompt")
+        strings = [loaded.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        return json_response(
+            {
+                "count": len(tokens),
+                "max_model_len": loaded.info.max_model_len,
+                "tokens": tokens,
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        _, loaded = self._service.ready()
+        body = parse(await request.read(), DetokenizeBody)
+        self._service.check_model(body.model)
+        for token_id in body.tokens:
+            check_token_id(token_id, "tokens", loaded.vocab_size)
+        return json_response({"prompt": loaded.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    def _card(self, name: str) -> dict[str, object]:
+        _, loaded = self._service.ready()
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._service.created,
+            "owned_by": "paged-top",
+            "root": loaded.folder or name,
+            "parent": None,
+            "max_model_len": loaded.info.max_model_len,
+        }

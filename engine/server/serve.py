@@ -1,0 +1,111 @@
+"""Serving from start to end: bind the port, load beside it, answer, and stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from engine.config import EngineConfig
+from engine.core_client import CoreClient, CoreProcess
+from engine.loading.errors import ModelError
+from engine.loading.resolve import resolve_model
+from engine.messages import Ready
+from engine.server.app import make_app
+from engine.server.metrics import Metrics
+from engine.server.service import Loaded, Service
+from engine.tokenizer import Tokenizer, TokenizerError
+
+CRASHED = 1
+UNUSABLE = 2
+DRAIN_SECONDS = 2.0
+
+
+def say(message: str) -> None:
+    """A line on standard error, as all that is for a person."""
+    print(f"paged-engine: {message}", file=sys.stderr, flush=True)
+
+
+async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, names: tuple[str, ...]) -> int:
+    """Serve until a signal or the core's death; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    service = Service(names)
+    client = CoreClient(core, service.on_step)
+    service.client = client
+    runner = web.AppRunner(
+        make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    running = asyncio.create_task(client.run(lambda ready: _on_ready(service, ready)))
+    loading = asyncio.create_task(_load(config, service, client))
+    stopping = asyncio.create_task(stop.wait())
+    status = 0
+    try:
+        await asyncio.wait({loading, stopping, running}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not stop.is_set() and client.ready:
+            problem = loading.result()
+            if problem is None:
+                print(_ready_line(service, listener), flush=True)
+                await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                say(problem)
+                status = UNUSABLE
+        if client.death is not None:
+            say(str(client.death))
+            status = UNUSABLE if client.death.unusable else CRASHED
+    finally:
+        service.stopping = True
+        loading.cancel()
+        stopping.cancel()
+        client.end_streams()
+        service.hub.close()
+        await runner.cleanup()
+        await client.shutdown()
+        await running
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+    return status
+
+
+def _on_ready(service: Service, ready: Ready) -> None:
+    """Before the first record: metrics miss none."""
+    service.metrics = Metrics(ready.engine, service.served_names[0])
+
+
+async def _load(config: EngineConfig, service: Service, client: CoreClient) -> str | None:
+    """When the core has the model (and made its folder), load its tokenizer; returns what is wrong with it."""
+    info = await client.until_ready()
+    if info is None:
+        return None
+    try:
+        resolved = resolve_model(config.model, config.seed)
+        tokenizer = Tokenizer(resolved.folder)
+    except (ModelError, TokenizerError) as error:
+        return str(error)
+    local = Path(config.model).expanduser()
+    folder = str(local.resolve()) if local.exists() else None
+    service.loaded = Loaded(info, tokenizer, resolved.config.vocab_size, folder)
+    return None
+
+
+def _ready_line(service: Service, listener: socket.socket) -> str:
+    _, loaded = service.ready()
+    info = loaded.info
+    return (
+        f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
+        f"({info.dtype}, {info.device}, {info.num_blocks:,} blocks of {info.block_size})"
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

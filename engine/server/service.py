@@ -1,0 +1,179 @@
+"""What all routes share: the engine's client, the tokenizer once it is loaded, and the limits of both."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from engine.core_client import CoreClient
+from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
+from engine.server.bodies import check_token_id
+from engine.server.errors import ApiError
+from engine.server.hub import StepHub
+from engine.server.metrics import Metrics
+from engine.tokenizer import ChatTemplateError, Tokenizer
+
+LONG_TEXT = 20_000  # characters: tokenizing more than this would hold up the event loop
+
+
+class Loaded(NamedTuple):
+    """The model as the API process knows it; `folder` is told for local folders only."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    vocab_size: int
+    folder: str | None
+
+
+class Service:
+    """One engine behind HTTP. Until `loaded` is set, and after the core's death, every use raises a 503."""
+
+    def __init__(self, served_names: Sequence[str], hub: StepHub | None = None) -> None:
+        self.served_names = tuple(served_names)
+        self.hub = hub or StepHub()
+        self.created = int(time.time())
+        self.loaded: Loaded | None = None
+        self.metrics: Metrics | None = None
+        self.client: CoreClient | None = None
+        self.stopping = False
+        self._resuming: asyncio.Task[None] | None = None
+
+    def ready(self) -> tuple[CoreClient, Loaded]:
+        """Raises ApiError (503) that says why if requests cannot be served now."""
+        reason = self.unready_reason
+        if reason is not None or self.client is None or self.loaded is None:
+            raise ApiError(reason or "the engine is loading", status=503, code="engine_not_ready")
+        return self.client, self.loaded
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why it cannot serve; None if it can."""
+        if self.stopping:
+            return "the server is shutting down"
+        if self.client is not None and self.client.death is not None:
+            return str(self.client.death)
+        if self.client is None or self.loaded is None or not self.client.ready:
+            return f"the engine is loading {self.served_names[0]}"
+        return None
+
+    def on_step(self, seq: int, data: bytes) -> None:
+        """Take a record from the core: readers and metrics get it."""
+        self.hub.publish(seq, data)
+        if self.metrics is None:
+            return
+        record = decode_item(data)
+        assert isinstance(record, Record)
+        self.metrics.observe(record)
+        if self.metrics.lost and (self._resuming is None or self._resuming.done()):
+            self._resuming = asyncio.create_task(self._resume_metrics(self.metrics))
+
+    async def snapshot(self) -> bytes:
+        """A protocol.Snapshot as JSON."""
+        client, _ = self.ready()
+        reply = await client.snapshot()
+        self.hub.seen(reply.seq)
+        return reply.json
+
+    def check_model(self, model: str | None) -> str:
+        """The name to answer with; a request may leave it out. Raises ApiError (404) for another model's."""
+        if model is None or model == "":
+            return self.served_names[0]
+        if model not in self.served_names:
+            raise ApiError(
+                f"model: {model!r} does not exist here; served: {', '.join(self.served_names)}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        _, loaded = self.ready()
+        if len(text) <= LONG_TEXT:
+            return loaded.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(loaded.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_prompt(
+        self, prompt: str | list[int], *, add_special_tokens: bool, param: str = "prompt"
+    ) -> list[int]:
+        """Token ids of a prompt given as text or as ids. Raises ApiError for ids that no token has."""
+        if isinstance(prompt, str):
+            return await self.encode(prompt, add_special_tokens=add_special_tokens)
+        _, loaded = self.ready()
+        for token_id in prompt:
+            check_token_id(token_id, param, loaded.vocab_size)
+        return prompt
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        add_special_tokens: bool,
+        variables: dict[str, Any] | None,
+    ) -> list[int]:
+        """The prompt of a chat. Raises ApiError if the model's template refuses it."""
+        _, loaded = self.ready()
+        try:
+            text = loaded.tokenizer.render_chat(
+                messages, add_generation_prompt=add_generation_prompt, variables=variables
+            )
+        except ChatTemplateError as error:
+            raise ApiError(f"messages: {error}", param="messages") from error
+        return await self.encode(text, add_special_tokens=add_special_tokens)
+
+    def max_tokens(
+        self, prompts: Sequence[Sequence[int]], prompt_param: str, param: str, wanted: int | None, default: int | None
+    ) -> int:
+        """How many tokens each answer may have: what was wanted, or what is left but at most `default`.
+
+        Raises:
+            ApiError: a prompt is empty or too long for the model or the pool, or `wanted` is 0 or too large.
+        """
+        _, loaded = self.ready()
+        info = loaded.info
+        pool = info.num_blocks * info.block_size
+        room = min(info.max_model_len, pool)
+        whose = (
+            f"the model takes {room:,} tokens"
+            if info.max_model_len <= pool
+            else f"the KV cache holds {room:,} tokens ({info.num_blocks:,} blocks of {info.block_size})"
+        )
+        longest = 0
+        for i, prompt in enumerate(prompts):
+            where = prompt_param if len(prompts) == 1 else f"{prompt_param}[{i}]"
+            if not prompt:
+                raise ApiError(f"{where}: has no tokens; at least one is needed", param=prompt_param)
+            if len(prompt) >= room:
+                raise ApiError(
+                    f"{where}: {len(prompt):,} tokens are too many; {whose}, prompt and answer together",
+                    param=prompt_param,
+                    code="context_length_exceeded",
+                )
+            longest = max(longest, len(prompt))
+        if wanted is None:
+            return room - longest if default is None else min(default, room - longest)
+        if wanted == 0:
+            only = " (0 has a use only with echo, which is not supported)" if prompt_param == "prompt" else ""
+            raise ApiError(f"{param}: must be at least 1{only}", param=param)
+        if longest + wanted > room:
+            raise ApiError(
+                f"{param}: {wanted:,} is too large; {whose}, prompt ({longest:,}) and answer together",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return wanted
+
+    async def _resume_metrics(self, metrics: Metrics) -> None:
+        client, _ = self.ready()
+        reply = await client.snapshot()
+        self.hub.seen(reply.seq)
+        metrics.resume(decode_snapshot(reply.json))
+
+
+def new_id(kind: str) -> str:
+    """An id as OpenAI's begin (`chatcmpl-`, `cmpl-`); short, for every step record names it."""
+    return f"{kind}-{secrets.token_hex(8)}"
