@@ -183,5 +183,6 @@ class EngineProcess:
                 os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=1.0)  # to the end of its output, so that the pipe is closed
             self._reader.cancel()
             await asyncio.wait([self._reader])
