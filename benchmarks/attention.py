@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,7 +94,8 @@ def peer(load: Load, query: Tensor, dtype: torch.dtype) -> Callable[[], object]:
         torch.randn(2, NUM_KV_HEADS, 1, load.context, HEAD_DIM).to(dtype).expand(-1, -1, group, -1, -1)
         for _ in range(load.sequences)
     ]
-    queries = [part.unflatten(1, (NUM_KV_HEADS, group)).permute(1, 2, 0, 3) for part in query.split(load.queries)]
+    shape = (load.queries, NUM_KV_HEADS, group, HEAD_DIM)
+    queries = [part.reshape(shape).permute(1, 2, 0, 3) for part in torch.split(query, load.queries)]
     mask = None
     if load.queries > 1:
         visible = torch.ones(load.queries, load.context, dtype=torch.bool).tril(load.context - load.queries)
@@ -127,12 +129,8 @@ def main() -> None:
     print(f"{'load':<36}{'us':>10}{'GFLOP/s':>10}{'GB/s':>8}{'peer us':>11}{'ratio':>8}")
     for load in LOADS:
         query, key_cache, value_cache, metadata = layout(load, dtype)
-        ours = best_seconds(
-            lambda q=query, k=key_cache, v=value_cache, m=metadata: paged_attention(
-                q, k, v, m, SCALE, backend=arguments.backend
-            ),
-            arguments.seconds,
-        )
+        attend = partial(paged_attention, query, key_cache, value_cache, metadata, SCALE, backend=arguments.backend)
+        ours = best_seconds(attend, arguments.seconds)
         theirs = best_seconds(peer(load, query, dtype), arguments.seconds)
         bytes_read = load.kv_elements * dtype.itemsize
         print(

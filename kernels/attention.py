@@ -132,7 +132,7 @@ def warm_up(
     device = torch.device(device)
     shape = (1, num_kv_heads, block_size, head_dim)
     key_cache, value_cache = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-    context = 256  # long enough for whatever a backend does only with long contexts
+    context = 4096  # long enough for whatever a backend does only with long contexts
     for tokens in (1, 16):
         metadata = AttentionMetadata.build(
             torch.zeros(1, -(-context // block_size), dtype=torch.int32),

@@ -18,6 +18,8 @@ from kernels.rows import Rows, gather_rows
 
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 TILE_BATCHES = 4  # batches of rows for which a tile of shared keys is laid out once (measured)
+# Less work than this is done before another thread has woken (measured).
+POOL_FLOPS = 2_000_000
 # Fewer pieces than this leave threads idle; a split of fewer keys costs more than it gains.
 PIECES = 8
 SPLIT_KEYS = 128
@@ -49,7 +51,8 @@ def paged_attention(
     if rows.sharing:
         tile_rows = TILE_BATCHES * cpu_shared_tile.batch_rows(group)
         dots = int(kind == BFLOAT16 and _has_dots())
-    elif pieces < PIECES and thread_pool.threads() > 1:
+    pooled = thread_pool.threads() > 1 and 4 * query.shape[1] * head_dim * rows.keys > POOL_FLOPS
+    if pooled and pieces < PIECES and not rows.sharing:
         longest = min(rows.longest, sliding_window or rows.longest)
         splits = max(1, min(-(-PIECES // pieces), longest // SPLIT_KEYS))
     partial = np.empty(pieces * splits * state_floats(group, head_dim) if splits > 1 else 0, np.float32)
@@ -74,7 +77,11 @@ def paged_attention(
         **_cache_fields(key_cache, value_cache, "key_head", "value_head"),
     )
     capped = int(soft_cap is not None)
-    thread_pool.run(attend_worker(group, head_dim, block_size, kind, capped, tile_rows, dots), call)
+    worker = attend_worker(group, head_dim, block_size, kind, capped, tile_rows, dots)
+    if pooled:
+        thread_pool.run(worker, call)
+    else:
+        worker.ctypes(ctypes.addressof(call))
     if splits > 1:
         merge_worker(group, head_dim, kind).ctypes(ctypes.addressof(call))
 

@@ -20,6 +20,7 @@ from kernels.compile_cache import compile_worker
 from kernels.cpu_shared_tile import attend_prepared, batch_rows, prepare_tile, scratch_bytes
 from kernels.cpu_tile import (
     FLOAT32,
+    ITEM_SIZES,
     LOG2E,
     attend_tile,
     clear_state,
@@ -30,6 +31,7 @@ from kernels.cpu_tile import (
     load_int32,
     load_int64,
     merge_state,
+    prefetch,
     take_ticket,
 )
 
@@ -108,6 +110,7 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
     row_bytes = group * head_dim * 4  # one row's queries, or its sums
     narrow_row_bytes = group * head_dim * 2
     room = heads_in_tile * head_dim * 2 + scratch_bytes(head_dim, batch_heads) + 64
+    key_bytes, rows_ahead = head_dim * ITEM_SIZES[kind], min(block_size, 32)
     stamp = SOURCES
 
     def attend(call: int) -> None:
@@ -199,6 +202,12 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
                     if position < shared_begin:
                         stop = min(stop, slot + shared_begin - position)
                     position += stop - slot
+                    if position < end:
+                        block_after = load_int32(table + 4 * (position // block_size))
+                        ahead = key_base + block_after * key_block
+                        prefetch(ahead, key_slot, rows_ahead, key_bytes)
+                        ahead = value_base + block_after * value_block
+                        prefetch(ahead, value_slot, rows_ahead, key_bytes)
                     while slot < stop:
                         key = key_base + block * key_block + slot * key_slot
                         value = value_base + block * value_block + slot * value_slot

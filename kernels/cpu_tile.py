@@ -288,6 +288,29 @@ def copy_elements(typingctx: Any, source: Any, target: Any, size: Any, kind: Any
 
 
 @intrinsic(prefer_literal=True)
+def prefetch(typingctx: Any, address: Any, stride: Any, count: Any, size: Any) -> Any:
+    """Ask for `count` rows of `size` bytes, `stride` bytes apart, to be brought near; the last two are constants.
+
+    Blocks lie scattered, so the processor cannot guess the next one.
+    """
+    rows, bytes_ = int(count.literal_value), int(size.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, stride = arguments[:2]
+        pointer = ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]  # to read, into the second-level cache, data
+        for row in range(rows):
+            start = builder.add(address, builder.mul(stride, ir.Constant(I64, row)))
+            for line in range(0, bytes_, 64):
+                builder.call(function, [builder.inttoptr(offset(builder, start, line), pointer), *hints])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, count, size), generate
+
+
+@intrinsic(prefer_literal=True)
 def clear_state(typingctx: Any, state: Any, group: Any, head_dim: Any) -> Any:
     """Empty a running softmax: sums and totals 0, maxima -inf; its queries stay."""
     g, d = int(group.literal_value), int(head_dim.literal_value)

@@ -57,7 +57,8 @@ class Rows:
 
     table: IntArray
     entries: IntArray
-    longest: int
+    longest: int  # the most keys a row sees
+    keys: int  # that all rows see together, not counting a window
 
     @property
     def sharing(self) -> bool:
@@ -122,4 +123,4 @@ def _finish(table: IntArray, shared: list[tuple[int, int, int, int, int]]) -> Ro
         entries[: len(shared)] = shared
     entries[len(shared) :, 0] = rest
     entries[len(shared) :, 1] = 1
-    return Rows(table, entries, int(table[:, 2].max(initial=0)))
+    return Rows(table, entries, int(table[:, 2].max(initial=0)), int(table[:, 2].sum()))

@@ -21,7 +21,7 @@ def _gomp_parallel() -> Any | None:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
         # More than one libgomp can be loaded; torch's is the one beside it, or the only one.
-        own = [path for path in paths if "/torch/" in path] or list(paths)
+        own = [path for path in paths if "/torch" in path] or list(paths)
         if len(own) != 1:
             return None
         function = ctypes.CDLL(own[0]).GOMP_parallel
