@@ -18,8 +18,8 @@ from engine.plan import PlannedRow, Sampled
 from engine.sampling_params import SamplingParams
 
 GREEDY_BELOW = 1e-5  # temperatures that would overflow, treated as vLLM does
-TOP_GUESS = 256  # how many of the best tokens usually hold a nucleus
-CHUNK = 256  # tokens summed at once when a draw is looked up
+NUCLEUS_GUESSES = (64, 1024)  # how many of the best tokens usually hold a nucleus
+CHUNK = 256  # tokens taken together when one of them is looked for
 
 
 class LogitsError(RuntimeError):
@@ -46,8 +46,9 @@ class Sampler:
             return []
         report = _LogProbs(logits, rows) if any(r.sampling.logprobs is not None for r in rows) else None
         for i, row in enumerate(rows):
-            _adjust(logits[i], row, self.eos_token_ids)
-        best, tokens = logits.max(dim=-1)
+            if _adjusts(row):
+                _adjust(logits[i], row, self.eos_token_ids)
+        best, tokens = best_tokens(logits)
         for i in (~best.isfinite()).nonzero().flatten().tolist():
             raise LogitsError(rows[i].request_id)
         chosen = tokens.tolist()
@@ -80,11 +81,12 @@ def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Invert the cumulative distribution in vocabulary order: int64 [R].
 
     probabilities [R, V], not necessarily summing to 1; uniforms float64 [R]. The token found is the first whose
-    cumulative probability exceeds the uniform number times the total. Sums chunks first, in float64.
+    cumulative probability exceeds the uniform number times the total. Chunks are summed in float32, and their
+    sums in float64.
     """
-    rows, vocabulary = probabilities.shape
-    padded = torch.nn.functional.pad(probabilities, (0, -vocabulary % CHUNK)).view(rows, -1, CHUNK)
-    ends = padded.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    rows = probabilities.shape[0]
+    padded = _chunks(probabilities, 0.0)
+    ends = padded.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
     target = (uniforms * ends[:, -1])[:, None]
     # Rounding may leave the target at the very end: never past the last chunk that holds anything.
     last_chunk = (ends < ends[:, -1:]).sum(dim=-1)
@@ -96,6 +98,37 @@ def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     places = torch.arange(CHUNK, device=probabilities.device)
     last_place = torch.where(inside > 0, places, 0).max(dim=-1).values
     return chunk * CHUNK + torch.minimum(offset, last_place)
+
+
+def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest logit of each row [R] and the first token that has it [R]; NaN counts as highest.
+
+    By chunks: on CPUs the maximum of a row is found ten times as fast as its place.
+    """
+    chunks = _chunks(logits, float("-inf"))
+    chunk = chunks.amax(dim=-1).argmax(dim=-1)
+    best, place = chunks[torch.arange(len(logits), device=logits.device), chunk].max(dim=-1)
+    return best, chunk * CHUNK + place
+
+
+def _chunks(rows: Tensor, filler: float) -> Tensor:
+    """[R, V] as [R, chunks, CHUNK], without a copy where V divides."""
+    missing = -rows.shape[1] % CHUNK
+    if missing:
+        rows = torch.nn.functional.pad(rows, (0, missing), value=filler)
+    return rows.view(rows.shape[0], -1, CHUNK)
+
+
+def _adjusts(row: PlannedRow) -> bool:
+    """Whether anything but temperature and filters stands between the logits and the choice."""
+    sampling = row.sampling
+    return bool(
+        sampling.logit_bias
+        or _output_index(row) < sampling.min_tokens
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
 
 
 def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> None:
@@ -126,44 +159,55 @@ def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> N
 def _filtered(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     """Probabilities [R, V] after temperature, min_p, top_k and top_p; 0 for what is ruled out, not renormalised.
 
-    Tokens as probable as the last one kept are kept too.
+    Tokens as probable as the last one kept are kept too. Changes the logits.
     """
     device = logits.device
     temperatures = torch.tensor([s.temperature for s in samplings], device=device)
-    probabilities = (logits / temperatures[:, None]).softmax(dim=-1)
+    probabilities = logits.div_(temperatures[:, None]).softmax(dim=-1)
     if any(s.min_p > 0 for s in samplings):
-        floor = torch.tensor([s.min_p for s in samplings], device=device)[:, None]
-        probabilities.masked_fill_(probabilities < floor * probabilities.amax(dim=-1, keepdim=True), 0.0)
+        least = torch.tensor([s.min_p for s in samplings], device=device) * probabilities.amax(dim=-1)
+        _drop_below(probabilities, least)
     vocabulary = logits.shape[1]
     limited = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < vocabulary]
     if limited:
-        some = probabilities if len(limited) == len(samplings) else probabilities[limited]
-        least = _least_kept(some, [samplings[i] for i in limited])
-        probabilities[limited] = some.masked_fill(some < least[:, None], 0.0)
+        everyone = len(limited) == len(samplings)
+        least = _least_kept(probabilities if everyone else probabilities[limited], [samplings[i] for i in limited])
+        bounds = torch.zeros(len(samplings), device=device)
+        bounds[limited] = least
+        _drop_below(probabilities, bounds)
     return probabilities
+
+
+def _drop_below(probabilities: Tensor, least: Tensor) -> None:
+    """Set to 0 what is less than its row's `least`: row by row, which is ten times as fast here as a mask."""
+    below = torch.nextafter(least, torch.zeros_like(least)).tolist()
+    for row, bound in zip(probabilities, below, strict=True):
+        torch.nn.functional.threshold(row, bound, 0.0, inplace=True)
 
 
 def _least_kept(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     """The lowest probability that top_k and then top_p keep, per row: [R].
 
     top_p keeps the fewest best tokens whose share of what top_k left reaches it. Most nuclei are small, so only
-    the best few are sorted; rows that need more are done again in full.
+    the best few are sorted; rows that need more are done again with more.
     """
     rows, vocabulary = probabilities.shape
     device = probabilities.device
     top_k = torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings], device=device)
     top_p = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
-    guess = min(vocabulary, max([TOP_GUESS, *(s.top_k for s in samplings if s.top_k < vocabulary)]))
+    widest_k = max((s.top_k for s in samplings if s.top_k < vocabulary), default=0)
     least = torch.empty(rows, dtype=probabilities.dtype, device=device)
     todo = torch.arange(rows, device=device)
-    for width in (guess, vocabulary):
-        some = probabilities[todo]
+    for guess in (*NUCLEUS_GUESSES, vocabulary):
+        width = min(max(guess, widest_k), vocabulary)
+        some = probabilities if len(todo) == rows else probabilities[todo]
         best = some.topk(width, dim=-1).values
         k, p = top_k[todo], top_p[todo]
         kth = best.gather(1, (k.clamp(max=width) - 1)[:, None])
         limited = k < vocabulary
         kept = best.to(torch.float64).masked_fill(limited[:, None] & (best < kth), 0.0)
-        total = torch.where(limited, kept.sum(dim=-1), some.sum(dim=-1, dtype=torch.float64))
+        every = _chunks(some, 0.0).sum(dim=-1).sum(dim=-1, dtype=torch.float64)
+        total = torch.where(limited, kept.sum(dim=-1), every)
         cumulative = kept.cumsum(dim=-1)
         missing = cumulative < (p * total)[:, None]
         last = missing.sum(dim=-1).clamp(max=width - 1)
