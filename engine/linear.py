@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,14 +33,20 @@ class Linear:
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
+    if weight.device.type != "cpu" or not _packs(weight.dtype):
         return None
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return None
-    try:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        row = torch.zeros(1, weight.shape[1], dtype=weight.dtype)
-        torch.ops.mkldnn._linear_pointwise(row, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return None
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return packed
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether this build of torch packs weights of `dtype` and multiplies by them."""
+    if dtype not in (torch.bfloat16, torch.float32) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype))
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(1, 16, dtype=dtype), packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True

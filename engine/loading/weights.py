@@ -51,7 +51,8 @@ class Weights:
     def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int | None) -> Tensor:
         """Matrices (vectors if `columns` is None) one below the other, as one."""
         tail = [] if columns is None else [columns]
-        return torch.cat([self.get(name, [n, *tail]) for name, n in zip(names, rows, strict=True)])
+        parts = [self.get(name, [n, *tail]) for name, n in zip(names, rows, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _files(folder: Path) -> list[Path]:
