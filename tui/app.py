@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.events import Resize
+from textual.geometry import Size
 
 from tui.client import Refused, Unreachable
 from tui.look import Look
@@ -25,7 +27,7 @@ _SHOWN = ("header", "blocks", "batch", "sharing", "waste", "speed", "footer")
 class PagedTop(App[int]):
     """The dashboard of one session. Its exit value is the program's exit code."""
 
-    CSS_PATH = "app.tcss"
+    CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "paged-top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -53,6 +55,7 @@ class PagedTop(App[int]):
         self._seen: tuple[object, ...] = ()
         self._idle = 0
         self._helping = False
+        self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
         self._pool = 0  # blocks that the panels were arranged for
 
     def compose(self) -> ComposeResult:
@@ -67,6 +70,7 @@ class PagedTop(App[int]):
             self.set_interval(FRAME_SECONDS, self.tick)
 
     def on_resize(self, event: Resize) -> None:
+        self._size_now = event.size
         self._arrange()
 
     def tick(self) -> None:
@@ -112,7 +116,7 @@ class PagedTop(App[int]):
 
     def _arrange(self) -> None:
         """Give every panel its place at this size."""
-        width, height = self.size
+        width, height = self._size_now or self.size
         places = {place.name.split("-")[0]: place for place in arrange(width, height, self._pool)}
         for name in _SHOWN:
             self.query_one(f"#{name}", Panel).put(places.get(name))

@@ -141,8 +141,7 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of each server-sent event, its lines joined; comments and other fields are dropped."""
     rest = b""
     async for chunk in chunks:
-        rest += chunk.replace(b"\r\n", b"\n")
-        *events, rest = rest.split(b"\n\n")
+        *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             data = [line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")]
             if data:

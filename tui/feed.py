@@ -129,11 +129,12 @@ class Feed:
         fold, history = self.fold, self.history
         if fold is None:
             return None
-        now = self.now
+        # While a step is under way, what it does is not known yet: figures end with the last record.
+        now = fold.time if history.lanes else self.now
         hues = {request: history.hue(request) for request in history.lanes}
         return View(
             now=now,
-            uptime=now - fold.engine.started,
+            uptime=self.now - fold.engine.started,
             seq=fold.seq,
             engine=fold.engine,
             control=fold.control,

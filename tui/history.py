@@ -1,7 +1,8 @@
 """What has been seen so far, in bounded memory: running totals, latencies, switches, and who ran in which lane.
 
 Every figure over time on the screen is the difference of two running totals, divided by the time that was really
-observed: a stretch whose records are missing counts for nothing. Times are seconds on the engine's clock.
+observed: a stretch whose records are missing counts for nothing. A step's work is spread evenly over the time that
+it took. Times are seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot
 
@@ -31,25 +32,20 @@ class State(Protocol):
     def requests(self) -> dict[str, RequestState]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Sums over every record up to a moment. `held_slots` and `internal_slots` are sums over steps, for a mean."""
+class Totals(NamedTuple):
+    """Sums over every record up to a moment; in the middle of a step, a part of it."""
 
-    time: float = 0.0
-    steps: int = 0
+    steps: float = 0.0
     step_seconds: float = 0.0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    sampled_tokens: int = 0
-    padding_tokens: int = 0  # computed for rows that had finished
-    held_slots: int = 0
-    internal_slots: int = 0
-    external_slots: int = 0
-    preemptions: int = 0
-    looked_up_tokens: int = 0
-    found_tokens: int = 0
-    queue_length: int = 0  # the latest, not a sum
-    queue_age: float = 0.0  # the latest, not a sum
+    prefill_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    output_tokens: float = 0.0
+    held_slots: float = 0.0  # summed over steps, for a mean; so are the next two
+    internal_slots: float = 0.0
+    external_slots: float = 0.0
+    preemptions: float = 0.0
+    looked_up_tokens: float = 0.0
+    found_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +63,12 @@ class Window:
     start: float
     end: float
     observed: float
-    steps: int
+    steps: float
     step_seconds: float
-    prefill_tokens: int
-    decode_tokens: int
-    output_tokens: int
-    preemptions: int
+    prefill_tokens: float
+    decode_tokens: float
+    output_tokens: float
+    preemptions: float
     internal_share: float | None  # internal waste of held slots, mean over the steps weighted by what was held
     external_slots: float | None  # mean over the steps
     hit_share: float | None
@@ -80,7 +76,7 @@ class Window:
     tpot: tuple[float, ...]  # seconds per output token after the first, of requests that ended in the window
     queue_length: int | None  # at the end of the window; None if that was not seen
 
-    def per_second(self, tokens: int) -> float | None:
+    def per_second(self, tokens: float) -> float | None:
         """Tokens per observed second; None where less than a quarter of a second was observed."""
         return tokens / self.observed if self.observed >= 0.25 else None
 
@@ -153,6 +149,7 @@ class History:
     def __init__(self) -> None:
         self._times: list[float] = []
         self._totals: list[Totals] = []
+        self._queues: list[int] = []  # waiting requests
         self._ttft: list[Sample] = []
         self._tpot: list[Sample] = []
         self._gaps: list[tuple[float, float]] = []  # stretches whose records are missing
@@ -188,18 +185,8 @@ class History:
         self._columns.clear()
         if self._times and missing:
             self._gaps.append((self._times[-1], snapshot.time))
-        last = self._totals[-1] if self._totals else Totals()
         self._note_switch(snapshot.control, snapshot.seq, snapshot.time)
-        self._push(
-            Totals(
-                **{
-                    **{name: getattr(last, name) for name in Totals.__slots__},
-                    "time": snapshot.time,
-                    "queue_length": snapshot.queue.length,
-                    "queue_age": snapshot.queue.oldest_age,
-                }
-            )
-        )
+        self._push(snapshot.time, self._totals[-1] if self._totals else Totals(), snapshot.queue.length)
         self._pending_missing += missing
         alive = {request.request for request in snapshot.requests if request.status != "waiting"}
         for request in [name for name in self._lanes if name not in alive]:
@@ -237,28 +224,25 @@ class History:
             return Window(start, end, 0.0, 0, 0.0, 0, 0, 0, 0, None, None, None, (), (), None)
         start = max(start, self.start)
         end = max(end, start)
-        first, last = self._at(start), self._at(end)
-        steps = last.steps - first.steps
-        held = last.held_slots - first.held_slots
-        looked_up = last.looked_up_tokens - first.looked_up_tokens
+        did = Totals(*(b - a for a, b in zip(self._at(start), self._at(end), strict=True)))
         observed = end - start - self._unseen(start, end)
-        ends_seen = observed > 0 and not any(a < end < b for a, b in self._gaps)
+        end_seen = observed > 0 and not any(a < end < b for a, b in self._gaps)
         return Window(
             start=start,
             end=end,
             observed=observed,
-            steps=steps,
-            step_seconds=last.step_seconds - first.step_seconds,
-            prefill_tokens=last.prefill_tokens - first.prefill_tokens,
-            decode_tokens=last.decode_tokens - first.decode_tokens,
-            output_tokens=last.sampled_tokens - first.sampled_tokens,
-            preemptions=last.preemptions - first.preemptions,
-            internal_share=(last.internal_slots - first.internal_slots) / held if held else None,
-            external_slots=(last.external_slots - first.external_slots) / steps if steps else None,
-            hit_share=(last.found_tokens - first.found_tokens) / looked_up if looked_up else None,
+            steps=did.steps,
+            step_seconds=did.step_seconds,
+            prefill_tokens=did.prefill_tokens,
+            decode_tokens=did.decode_tokens,
+            output_tokens=did.output_tokens,
+            preemptions=did.preemptions,
+            internal_share=did.internal_slots / did.held_slots if did.held_slots else None,
+            external_slots=did.external_slots / did.steps if did.steps else None,
+            hit_share=did.found_tokens / did.looked_up_tokens if did.looked_up_tokens else None,
             ttft=_between(self._ttft, start, end),
             tpot=_between(self._tpot, start, end),
-            queue_length=last.queue_length if ends_seen else None,
+            queue_length=self._queues[self._index(end)] if end_seen else None,
         )
 
     def columns(self, now: float, span: float, count: int) -> list[Window]:
@@ -332,33 +316,33 @@ class History:
                 self._tpot.append(Sample(record.time, (last - known.first_token) / (generated - 1)))
 
     def _add(self, record: Record) -> None:
-        last = self._totals[-1] if self._totals else Totals(time=record.time)
+        """Add a record's sums; its step began when the last record was made, or later."""
+        last = self._totals[-1] if self._totals else Totals()
+        if not record.rows:
+            self._push(record.time, last, record.queue.length)
+            return
+        spent = record.durations
+        took = spent.schedule + spent.prepare + spent.forward + spent.sample
+        if self._times and record.time - took > self._times[-1]:
+            self._push(record.time - took, last, self._queues[-1])
         tokens = {"prefill": 0, "decode": 0, "held": 0}
         for row in record.rows:
             tokens[row.kind] += row.tokens
-        ran = bool(record.rows)
-        spent = record.durations
         first = [join for join in record.joined if not join.resumed]
-        self._push(
-            Totals(
-                time=record.time,
-                steps=last.steps + ran,
-                step_seconds=last.step_seconds
-                + (spent.schedule + spent.prepare + spent.forward + spent.sample + spent.publish) * ran,
-                prefill_tokens=last.prefill_tokens + tokens["prefill"],
-                decode_tokens=last.decode_tokens + tokens["decode"],
-                sampled_tokens=last.sampled_tokens + sum(row.sampled for row in record.rows),
-                padding_tokens=last.padding_tokens + tokens["held"],
-                held_slots=last.held_slots + record.waste.held * ran,
-                internal_slots=last.internal_slots + record.waste.internal * ran,
-                external_slots=last.external_slots + record.waste.external * ran,
-                preemptions=last.preemptions + len(record.preempted),
-                looked_up_tokens=last.looked_up_tokens + sum(join.looked_up_tokens for join in first),
-                found_tokens=last.found_tokens + sum(join.cached_tokens for join in first),
-                queue_length=record.queue.length,
-                queue_age=record.queue.oldest_age,
-            )
+        more = Totals(
+            steps=1,
+            step_seconds=took + spent.publish,
+            prefill_tokens=tokens["prefill"],
+            decode_tokens=tokens["decode"],
+            output_tokens=sum(row.sampled for row in record.rows),
+            held_slots=record.waste.held,
+            internal_slots=record.waste.internal,
+            external_slots=record.waste.external,
+            preemptions=len(record.preempted),
+            looked_up_tokens=sum(join.looked_up_tokens for join in first),
+            found_tokens=sum(join.cached_tokens for join in first),
         )
+        self._push(record.time, Totals(*(a + b for a, b in zip(last, more, strict=True))), record.queue.length)
 
     def _add_step(self, record: Record, switched: bool) -> None:
         ends: dict[str, End] = {left.request: "finished" for left in record.held}
@@ -390,13 +374,23 @@ class History:
         if before != after:
             self.switches.append(Switch(seq, time, before, after))
 
-    def _push(self, totals: Totals) -> None:
-        self._times.append(totals.time)
+    def _push(self, time: float, totals: Totals, queue: int) -> None:
+        self._times.append(time)
         self._totals.append(totals)
+        self._queues.append(queue)
+
+    def _index(self, time: float) -> int:
+        """Of the last point up to `time` (inclusive); of the first before any."""
+        return max(0, bisect_right(self._times, time) - 1)
 
     def _at(self, time: float) -> Totals:
-        """The totals after every record up to `time` (inclusive); the first ones before any."""
-        return self._totals[max(0, bisect_right(self._times, time) - 1)]
+        """The totals at a moment: between the two points of a step, a part of it."""
+        index = self._index(time)
+        last = self._totals[index]
+        if index + 1 == len(self._times) or time <= self._times[index] or self._totals[index + 1] is last:
+            return last
+        part = (time - self._times[index]) / (self._times[index + 1] - self._times[index])
+        return Totals(*(a + part * (b - a) for a, b in zip(last, self._totals[index + 1], strict=True)))
 
     def _unseen(self, start: float, end: float) -> float:
         return sum(max(0.0, min(b, end) - max(a, start)) for a, b in self._gaps)
@@ -406,7 +400,7 @@ class History:
         oldest = self._times[-1] - MAX_AGE
         if len(self._times) > MAX_POINTS * 1.1 or self._times[0] < oldest - MAX_AGE * 0.1:
             cut = max(len(self._times) - MAX_POINTS, bisect_left(self._times, oldest), 0)
-            del self._times[:cut], self._totals[:cut]
+            del self._times[:cut], self._totals[:cut], self._queues[:cut]
             oldest = self._times[0]
             for samples in (self._ttft, self._tpot):
                 del samples[: bisect_left(samples, oldest, key=lambda sample: sample.time)]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tui.look import Look
+from tui.figures import NOT_MEASURED
+from tui.look import ASCII, Look
 from tui.panels import batch, block_map, footer, header, sharing, speed, waste
 from tui.panels import help as help_panel
 from tui.panels.line import Line, fit
@@ -121,6 +122,16 @@ def too_small(width: int, height: int) -> list[Line]:
     return [[] for _ in range(above)] + body + [[] for _ in range(height - above - len(body))]
 
 
+def panel(name: str, frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    """One panel's lines; in ASCII where that was asked for, figures and names from outside included."""
+    lines = PANELS[name](frame, width, height, look)
+    return [[(_ascii(text), role) for text, role in line] for line in lines] if look.glyphs.ascii else lines
+
+
+def _ascii(text: str) -> str:
+    return text if text.isascii() else text.replace(NOT_MEASURED, ASCII.dash).encode("ascii", "replace").decode()
+
+
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     """The whole screen: exactly `height` lines of `width` cells."""
     places = arrange(width, height, len(frame.view.cells) if frame.view else 0)
@@ -128,7 +139,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         return [fit(line, width) for line in too_small(width, height)]
     rows: list[list[tuple[int, Line]]] = [[] for _ in range(height)]
     for place in places:
-        lines = PANELS[place.name](frame, place.width, place.height, look)
+        lines = panel(place.name, frame, place.width, place.height, look)
         for offset in range(place.height):
             line = lines[offset] if offset < len(lines) else []
             rows[place.y + offset].append((place.x, fit(line, place.width)))

@@ -51,7 +51,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The engine's state after record `seq`, seen at `now` on the engine's clock."""
+    """The engine's state after record `seq`; `now` is the moment on the engine's clock up to which all is known."""
 
     now: float
     uptime: float

@@ -120,6 +120,15 @@ def test_a_window_begins_after_its_start_and_ends_with_its_end():
     assert history.window(102.0, 103.9).queue_length == 1
 
 
+def test_a_step_under_way_counts_in_part():
+    run = two_requests().take(record(4, 110.0, [prefill("b", 8, 0)], durations=Durations(0, 0, 4.0, 0, 0)))
+    assert run.history.window(104.0, 106.0).prefill_tokens == 0
+    assert run.history.window(106.0, 107.0).prefill_tokens == 2
+    part = run.history.window(105.0, 108.0)
+    assert part.per_second(part.prefill_tokens) == pytest.approx(4 / 3)
+    assert run.history.window(108.0, 110.0).prefill_tokens == 4
+
+
 def test_nothing_measured_is_none_and_idle_is_zero():
     history = two_requests().history
     before = history.window(10.0, 20.0)

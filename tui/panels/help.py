@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tui.look import Look
-from tui.panels.line import Line, box
+from tui.panels.line import Line, box, fit
 from tui.view import Frame
 
 
@@ -41,14 +41,13 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     left += [[], [(" A colour is a request, the same in", "dim")], [(" the map and in the batch.", "dim")]]
     left += [[(f" {glyphs.dash} was not measured.", "dim")]]
     right = [_entry(glyph, role, text) for glyph, role, text in blocks]
-    if width >= 2 * 46:
-        body = _beside([left, right, [_entry(*row) for row in rows]], (width - 2) // 3) if width >= 136 else (
-            _beside([left, right + [[]] + [_entry(*row) for row in rows]], (width - 2) // 2)
-        )  # fmt: skip
+    glyph_rows = [_entry(*row) for row in rows]
+    if width >= 136:
+        body = _beside([left, right, glyph_rows], (width - 2) // 3)
+    elif width >= 92:
+        body = _beside([left, [*right, [], *glyph_rows]], (width - 2) // 2)
     else:
-        body = [*left[:6], *right, *[_entry(*row) for row in rows]]
-        if len(body) > height - 2:
-            body = _beside([left[:6] + [_entry(*row) for row in rows], right], (width - 2) // 2)
+        body = [*left[: len(keys)], *right, *glyph_rows]
     return box("help", [("? closes", "dim")], body, width, height, glyphs)
 
 
@@ -57,8 +56,6 @@ def _entry(key: str, role: str, text: str) -> Line:
 
 
 def _beside(columns: list[list[Line]], width: int) -> list[Line]:
-    from tui.panels.line import fit
-
     rows = max(len(column) for column in columns)
     return [
         [span for column in columns for span in fit(column[row] if row < len(column) else [], width)]

@@ -10,9 +10,10 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from tui import scene
 from tui.look import Look
 from tui.panels.line import Line, fit, text_of
-from tui.scene import PANELS, Place
+from tui.scene import Place
 from tui.view import Frame
 
 
@@ -30,6 +31,7 @@ class Panel(Widget):
 
     def __init__(self, name: str, look: Look) -> None:
         super().__init__(id=name)
+        self.display = False  # until it has a place
         self._look = look
         self._place: Place | None = None
         self._lines: list[Line] = []
@@ -50,7 +52,7 @@ class Panel(Widget):
         place = self._place
         if place is None:
             return
-        new = PANELS[place.name](frame, place.width, place.height, self._look)
+        new = scene.panel(place.name, frame, place.width, place.height, self._look)
         old, self._lines = self._lines, new
         changed = [
             Region(0, y, place.width, 1)

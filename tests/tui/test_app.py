@@ -1,0 +1,208 @@
+"""Keys, frames and pauses of the running app, over an engine that plays a recording and notes what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tui import scene
+from tui.app import NOTICE_SECONDS, PagedTop
+from tui.look import Look
+from tui.panels.line import text_of
+from tui.session import Session
+from tui.widgets.panel import Panel
+from tui.widgets.too_small import TooSmall
+
+
+class Clock:
+    def __init__(self):
+        self.time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+class Screen:
+    """An app under test, with what is on its screen as text."""
+
+    def __init__(self, app, pilot, engine, clock):
+        self.app, self.pilot, self.engine, self.clock = app, pilot, engine, clock
+
+    async def press(self, key):
+        await self.pilot.press(key)
+        changes = [worker for worker in self.app.workers if worker.group == "control"]
+        if changes:
+            await self.app.workers.wait_for_complete(changes)
+        await self.pilot.pause()
+
+    def text(self, name):
+        return self.app.query_one(f"#{name}", Panel).text
+
+    def painted(self):
+        """What the terminal shows, as Textual painted it."""
+        strips = self.app.screen._compositor.render_strips()
+        return ["".join(segment.text for segment in strip) for strip in strips]
+
+
+@pytest.fixture
+def running(recording, played):
+    @asynccontextmanager
+    async def run(size=(80, 24), items=None, **options):
+        engine, clock = played(items or recording), Clock()
+        app = PagedTop(Session(engine=engine, clock=clock), Look(), frames=False, **options)
+        async with app.run_test(size=size) as pilot:
+            await asyncio.wait_for(engine.played.wait(), 20)
+            app.draw_frame()
+            await pilot.pause()
+            yield Screen(app, pilot, engine, clock)
+
+    return run
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 48), (40, 12), (64, 20)])
+async def test_the_painted_screen_is_the_scene(running, size):
+    async with running(size) as screen:
+        scene_lines = scene.draw(screen.app.frame(), *size, Look())
+        assert screen.painted() == [text_of(line) for line in scene_lines]
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "said"),
+    [
+        ("m", {"batching": "static"}, "batching is static from step 18,210"),
+        ("a", {"allocation": "reserved"}, "allocation is reserved from step 18,210"),
+        ("c", {"prefix_cache": False}, "prefix cache is off from step 18,210"),
+    ],
+)
+async def test_a_mode_key_sends_the_opposite_and_says_what_was_accepted(running, key, change, said):
+    async with running() as screen:
+        await screen.press(key)
+        assert screen.engine.changes == [change]
+        assert said in screen.text("footer")
+        screen.clock.time += NOTICE_SECONDS
+        screen.app.draw_frame()
+        assert "quit" in screen.text("footer")
+
+
+async def test_a_refusal_is_shown_and_nothing_raised(running):
+    async with running() as screen:
+        screen.engine.refusal = "HTTP 400: allocation cannot be 'reserved'"
+        await screen.press("a")
+        assert "allocation was not changed: HTTP 400: allocation cannot be 'reserved'" in screen.text("footer")
+
+
+async def test_an_answer_that_kept_the_old_mode_is_told(running):
+    async with running() as screen:
+        change = screen.engine.change
+
+        async def keeps(changes):
+            return await change({})
+
+        screen.engine.change = keeps
+        await screen.press("m")
+        assert "the engine kept: batching is continuous" in screen.text("footer")
+
+
+@pytest.mark.parametrize("key", ["m", "a", "c"])
+async def test_readonly_sends_nothing(running, key):
+    async with running(readonly=True) as screen:
+        assert "readonly" in screen.text("footer")
+        await screen.press(key)
+        assert screen.engine.changes == []
+        assert "readonly: nothing is sent" in screen.text("footer")
+        assert "m batching" not in screen.text("header")
+
+
+@pytest.mark.parametrize("key", ["p", "space"])
+async def test_pause_holds_the_view_and_counts_what_came(running, recording, simulated, key):
+    async with running() as screen:
+        before = {name: screen.text(name) for name in ("blocks", "batch", "speed", "sharing")}
+        await screen.press(key)
+        assert "paused, 0 records since" in screen.text("header")
+        feed = screen.app.session.feed
+        items = list(simulated.simulate(280, {0: simulated.STATIC_RESERVED, 130: simulated.Control()}, rate=2.2))
+        for newer in items[len(recording) :]:
+            feed._take(newer)
+        screen.app.draw_frame()
+        assert "paused, 20 records since" in screen.text("header")
+        assert {name: screen.text(name) for name in before} == before
+        await screen.press(key)
+        assert "live" in screen.text("header")
+        assert f"step {newer.seq}" in screen.text("header")
+        assert screen.text("batch") != before["batch"]
+
+
+@pytest.mark.parametrize("key", ["question_mark", "h", "f1"])
+async def test_help_opens_and_closes(running, key):
+    async with running() as screen:
+        panel = screen.app.query_one("#help", Panel)
+        assert not panel.display
+        await screen.press(key)
+        assert panel.display
+        for words in ("batching: continuous / static", "shared: held by several", "held: ended, kept", "quit"):
+            assert words in panel.text
+            assert words in "\n".join(screen.painted())
+        await screen.press(key)
+        assert not panel.display
+        await screen.press(key)
+        await screen.press("escape")
+        assert not panel.display
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (160, 48)])
+async def test_help_lists_every_key_at_every_size(running, size):
+    async with running(size) as screen:
+        await screen.press("question_mark")
+        painted = "\n".join(screen.painted())
+        for words in ("batching", "allocation", "prefix cache", "pause", "quit"):
+            assert words in painted
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+async def test_quit(running, key):
+    async with running() as screen:
+        await screen.pilot.press(key)
+        await screen.pilot.pause()
+        assert screen.app.return_value == 0
+
+
+async def test_a_resize_moves_panels_and_says_when_it_is_too_small(running):
+    async with running() as screen:
+        await screen.pilot.resize_terminal(39, 10)
+        await screen.pilot.pause()
+        assert screen.app.query_one(TooSmall).display
+        assert "paged-top needs 40 x 12" in "\n".join(screen.painted())
+        await screen.pilot.resize_terminal(100, 30)
+        await screen.pilot.pause()
+        screen.app.draw_frame()
+        await screen.pilot.pause()
+        assert screen.painted() == [text_of(line) for line in scene.draw(screen.app.frame(), 100, 30, Look())]
+
+
+async def test_a_frame_paints_only_lines_that_changed(running, monkeypatch):
+    async with running() as screen:
+        painted = []
+        monkeypatch.setattr(Panel, "refresh", lambda self, *regions, **_: painted.extend(regions))
+        screen.app.draw_frame()
+        assert painted == []
+        screen.app.say("something new")
+        assert [(region.height, region.width) for region in painted] == [(1, 80)]
+
+
+async def test_keys_before_there_is_an_engine_say_so(played):
+    class Silent:
+        async def snapshot(self):
+            await asyncio.Event().wait()
+
+        async def close(self):
+            pass
+
+    app = PagedTop(Session(engine=Silent(), clock=Clock()), Look(), frames=False)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for key, words in (("m", "no engine to switch yet"), ("p", "nothing to pause yet")):
+            await pilot.press(key)
+            await pilot.pause()
+            assert words in app.query_one("#footer", Panel).text
+        assert "connecting" in app.query_one("#header", Panel).text

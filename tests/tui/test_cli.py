@@ -1,0 +1,65 @@
+"""The command line: bad input is one line and exit code 2, and help loads nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tui.cli import main
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("PAGED_TOP_") and name != "PAGED_TOP_CACHE":
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--url", "localhost"], "--url: must be an address such as http://127.0.0.1:8000, got 'localhost'"),
+        (["--url", "http://host:port"], "--url: must be an address"),
+        (["--url", "ftp://x"], "--url: must be an address"),
+        (["--nonsense"], "--nonsense"),
+        (["--url", "http://x", "--model", "tiny"], "--model"),
+        (["--demo", "--once"], "--once"),
+        (["--demo", "--json"], "--json"),
+        (["--demo", "--readonly"], "--readonly"),
+    ],
+)
+def test_bad_options(arguments, words, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("URL", "nowhere"), ("READONLY", "perhaps")])
+def test_bad_environment(name, value, capsys, monkeypatch):
+    monkeypatch.setenv(f"PAGED_TOP_{name}", value)
+    with pytest.raises(SystemExit) as exit_info:
+        main([])
+    assert exit_info.value.code == 2
+    assert f"PAGED_TOP_{name}" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom tui.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'textual', 'httpx', 'numpy', 'rich', 'torch', 'msgspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "PAGED_TOP_URL" in result.stdout
+
+
+def test_the_app_and_what_it_imports_load_no_torch():
+    code = "import sys, tui.app, tui.demo, tui.once\nassert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

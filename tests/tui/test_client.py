@@ -1,0 +1,127 @@
+"""HTTP at the border: what is not an engine is named, events are cut right, refusals keep the engine's words."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from engine.protocol import Control, Gap, encode
+from tui.client import HttpEngine, NotAnEngine, Refused, Unreachable, _events
+
+
+@asynccontextmanager
+async def serving(**handlers):
+    """A small server: paths with `/` as `__`, the method before them."""
+    app = web.Application()
+    for name, handler in handlers.items():
+        method, path = name.split("__", 1)
+        app.router.add_route(method.upper(), "/" + path.replace("__", "/"), handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    engine = HttpEngine(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await runner.cleanup()
+
+
+def answering(body, status=200):
+    async def handler(request):
+        return web.Response(body=body, status=status)
+
+    return handler
+
+
+async def test_nothing_there_is_unreachable():
+    engine = HttpEngine("http://127.0.0.1:1")
+    with pytest.raises(Unreachable, match="nothing answers there"):
+        await engine.snapshot()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error", "words"),
+    [
+        (b"<html>", 200, NotAnEngine, "not with an engine's snapshot"),
+        (b"{}", 200, NotAnEngine, "not with an engine's snapshot"),
+        (b"", 404, NotAnEngine, "answers HTTP 404; a paged-engine answers 200"),
+        (b"", 401, NotAnEngine, "HTTP 401"),
+        (b"loading", 503, Unreachable, "HTTP 503: not ready"),
+    ],
+)
+async def test_what_answers_is_told(body, status, error, words):
+    async with serving(get__engine__snapshot=answering(body, status)) as engine:
+        with pytest.raises(error, match=words):
+            await engine.snapshot()
+
+
+async def test_a_newer_protocol_is_named(recording):
+    newer = msgspec.structs.replace(recording[0], engine=msgspec.structs.replace(recording[0].engine, protocol=2))
+    async with serving(get__engine__snapshot=answering(encode(newer))) as engine:
+        with pytest.raises(NotAnEngine, match="protocol 2; this paged-top knows 1"):
+            await engine.snapshot()
+
+
+async def test_steps_are_records_and_gaps_until_the_stream_ends(recording):
+    items = [recording[1], Gap(2, 9), recording[10]]
+
+    async def stream(request):
+        assert request.query["from"] == "1"
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b": hello\n\n")
+        for item in items:
+            kind = b"gap" if isinstance(item, Gap) else b"step"
+            event = b"event: " + kind + b"\ndata: " + encode(item) + b"\n\n"
+            await response.write(event[:40])
+            await asyncio.sleep(0.01)
+            await response.write(event[40:])
+        return response
+
+    async with serving(get__engine__steps=stream) as engine:
+        steps = engine.steps(1)
+        assert [await anext(steps) for _ in items] == items
+        with pytest.raises(Unreachable, match="closed the stream"):
+            await anext(steps)
+
+
+async def test_a_malformed_record_is_no_engine(recording):
+    async with serving(get__engine__steps=answering(b'data: {"type": "step", "seq": "x"}\n\n')) as engine:
+        with pytest.raises(NotAnEngine, match="does not decode"):
+            await anext(engine.steps(1))
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_events_are_whole_however_they_are_cut(cut):
+    raw = b"id: 1\r\ndata: {1}\r\n\r\n: x\n\ndata: {2}\n\ndata: {3"
+
+    async def chunks():
+        for start in range(0, len(raw), cut):
+            yield raw[start : start + cut]
+
+    assert [data async for data in _events(chunks())] == [b"{1}", b"{2}"]
+
+
+async def test_control_answers_and_refusals():
+    async def patch(request):
+        changes = await request.json()
+        if changes == {"batching": "static"}:
+            return web.json_response({**msgspec.structs.asdict(Control(batching="static")), "step": 7})
+        if changes == {"allocation": "paged"}:
+            return web.json_response({"fine": True})
+        return web.json_response({"error": {"message": "batching: must be one of"}}, status=400)
+
+    async with serving(patch__engine__control=patch) as engine:
+        accepted = await engine.change({"batching": "static"})
+        assert (accepted.control.batching, accepted.step) == ("static", 7)
+        with pytest.raises(Refused, match="HTTP 400: batching: must be one of"):
+            await engine.change({"batching": "sttic"})
+        with pytest.raises(Refused, match="not a control"):
+            await engine.change({"allocation": "paged"})

@@ -1,0 +1,221 @@
+"""Every figure on the screen is the fold's: the panels' text is read back and compared."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engine.protocol import Control
+from tui import figures, scene
+from tui.look import ASCII, UNICODE, Look
+from tui.panels.line import text_of
+from tui.view import Frame, Link, Status
+
+LOOK = Look()
+
+
+def text(name, frame, width, height, look=LOOK):
+    return "\n".join(text_of(line) for line in scene.panel(name, frame, width, height, look))
+
+
+def value(shown, label):
+    """The first figure after a label."""
+    found = re.search(re.escape(label) + r"\s+([\d,.]+|—)", shown)
+    assert found, f"{label!r} is not in\n{shown}"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def frames(simulated, fold, frame):
+    controls = {0: simulated.STATIC_RESERVED, 100: Control(), 160: Control(prefix_cache=False)}
+    items = list(simulated.simulate(220, controls, blocks=900, max_model_len=3000, rate=6, aborts=0.05))
+    return [frame(fold(items[:end])) for end in (1, 40, 90, 101, 150, 221)]
+
+
+def test_the_legend_is_the_pool(frames):
+    for frame in frames:
+        shown, pool = text("blocks", frame, 100, 20), frame.view.pool
+        for state in ("free", "cached", "reserved", "filling", "full", "shared"):
+            assert value(shown.splitlines()[-1], state) == f"{getattr(pool, state):,}"
+
+
+def test_the_map_has_a_cell_for_each_block(frames):
+    glyphs = UNICODE
+    for frame in frames:
+        rows = [line[1:-1] for line in text("blocks", frame, 80, 20).splitlines()[1:-1]]
+        drawn, pool = "".join(rows), frame.view.pool
+        assert drawn.count(glyphs.reserved) == pool.reserved
+        assert drawn.count(glyphs.shared) == pool.shared
+        assert drawn.count(glyphs.fills[7]) == pool.full
+        assert sum(drawn.count(glyph) for glyph in glyphs.fills[:7]) == pool.filling
+        idle = drawn.count(glyphs.free) + drawn.count(glyphs.cached) + drawn.count(glyphs.hole)
+        assert idle == pool.free + pool.cached
+        assert drawn.count(glyphs.hole) == frame.view.waste.external // 16
+
+
+def test_a_map_with_less_room_says_how_many_blocks_a_cell_is(frames):
+    assert "blocks, 3 a cell" in text("blocks", frames[-1], 40, 10)
+
+
+def test_sharing_and_waste_are_the_ledgers(frames):
+    for frame in frames:
+        view = frame.view
+        shown = text("sharing", frame, 80, 16)
+        assert value(shown, "block tables hold") == f"{view.sharing.logical_blocks:,}"
+        assert value(shown, "blocks in memory") == f"{view.sharing.physical_blocks:,}"
+        assert value(shown, "saved now") == f"{view.sharing.saved_blocks:,}"
+        assert value(shown, "prompt tokens looked up") == f"{view.sharing.looked_up_tokens:,}"
+        assert value(shown, "found, not computed again") == f"{view.sharing.found_tokens:,}"
+        assert figures.size(view.sharing.saved_bytes) in shown
+        share = figures.ratio(view.sharing.found_tokens, view.sharing.looked_up_tokens)
+        assert figures.percent(share) in next(line for line in shown.splitlines() if "since the start" in line)
+        for width, height in ((80, 6), (23, 4)):
+            waste = text("waste", frame, width, height)
+            assert value(waste, "internal") == f"{view.waste.internal:,}"
+            assert value(waste, "external") == f"{view.waste.external:,}"
+            assert figures.percent(figures.ratio(view.waste.internal, view.waste.held)) in waste
+        small = text("sharing-open", frame, 23, 5)
+        assert value(small, "tables hold") == f"{view.sharing.logical_blocks:,}"
+        assert value(small, "in memory") == f"{view.sharing.physical_blocks:,}"
+
+
+def test_the_batch_has_a_row_for_each_running_request(frames):
+    for frame in frames[1:]:
+        view = frame.view
+        shown = text("batch", frame, 80, 75)
+        last = view.steps[-1]
+        kinds = [cell.kind for cell in last.cells.values()]
+        for kind in ("decode", "prefill", "held"):
+            assert re.search(rf" {kinds.count(kind)} {kind}", shown.splitlines()[0])
+        for request, lane in view.lanes.items():
+            row = shown.splitlines()[1 + lane]
+            assert row[2:].startswith(request.removeprefix("chatcmpl-"))
+            assert f"{view.requests[request].computed_tokens:,}" in row
+
+
+def test_a_lane_shows_prefill_decode_and_end(fold, frame, simulated):
+    shown = text("batch", frame(fold(simulated.simulate(90, {0: simulated.STATIC_RESERVED}))), 120, 12)
+    assert re.search(r"█+━+┤", shown)
+    assert "┤╌" in text("batch", frame(fold(simulated.simulate(260, {0: simulated.STATIC_RESERVED}))), 120, 12)
+
+
+def test_requests_that_do_not_fit_are_counted(fold, frame, simulated):
+    big = frame(fold(simulated.simulate(120, rate=20.0)))
+    shown = text("batch", big, 60, 8).splitlines()
+    rows = 8 - 3
+    assert f"and {len(big.view.lanes) - (rows - 1)} more requests in the batch" in "\n".join(shown)
+
+
+def test_the_header_has_the_engine_and_its_control(frames):
+    for frame in frames:
+        shown, view = text("header", frame, 160, 2), frame.view
+        assert "smollm2-135m · float32 · cpu · 900 blocks of 16" in shown
+        assert f"step {view.seq:,}" in shown
+        assert f"batching {view.control.batching.upper()}" in shown
+        assert f"alloc {view.control.allocation.upper()}" in shown
+        assert f"cache {'on' if view.control.prefix_cache else 'off'}" in shown
+        assert value(shown, "queue") == f"{view.queue.length:,}"
+        in_batch = sum(state.status != "waiting" for state in view.requests.values())
+        assert f"batch {in_batch}/{view.control.max_num_seqs}" in shown
+
+
+def test_speed_is_the_history(frames):
+    view = frames[-1].view
+    shown = text("speed", frames[-1], 80, 23)
+    window = view.history.window(view.now - 5.0, view.now)
+    rows = shown.splitlines()
+
+    def below(name):
+        return rows[next(i for i, row in enumerate(rows) if row[2:].startswith(name)) + 1]
+
+    assert f" {figures.count(window.per_second(window.output_tokens))} tok/s" in below("output")
+    assert f" {figures.count(window.per_second(window.prefill_tokens))} tok/s" in below("prefill")
+    assert f" {figures.percent(window.internal_share)}" in below("internal waste")
+    assert f"{view.queue.length:,}" in below("queue")
+
+
+def test_before_and_after_are_the_two_windows(frames):
+    view = frames[-1].view
+    comparison = view.history.comparison(view.now)
+    shown = text("speed", frames[-1], 80, 23)
+    assert "static → continuous, reserved → paged" in shown
+    before, after = comparison.before, comparison.after
+    assert before.observed == pytest.approx(after.observed)
+    assert f"{figures.count(before.per_second(before.output_tokens))} → " in shown
+    assert f"→ {figures.count(after.per_second(after.output_tokens))} tok/s" in shown
+    assert f"→ {figures.percent(after.internal_share)}" in shown
+    small = text("speed", frames[-1], 30, 9)
+    assert f"→ {figures.count(after.per_second(after.output_tokens))}" in small
+
+
+def test_what_was_not_measured_is_a_dash(frames):
+    start = frames[0]
+    speed = text("speed", start, 30, 9)
+    for label in ("waste", "out tok/s", "TTFT p50", "TPOT p50"):
+        assert value(speed, label) == "—"
+    assert "—/step" in text("header", start, 160, 2)
+    assert "—" in text("sharing", start, 80, 16)
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        (Link("live"), "● live"),
+        (Link("connecting", "nothing answers there", 3.0), "connecting, 3.0 s"),
+        (Link("reconnecting", "cut", 12.0), "reconnecting since 12 s"),
+        (Link("foreign", "HTTP 404"), "not an engine"),
+        (Link("live", lost=1200), "gap of 1,200 records"),
+        (Link("ended", "exit code 2"), "the engine ended"),
+    ],
+)
+def test_the_link_is_told(frames, link, shown):
+    frame = Frame(Status(link, "http://x"), frames[-1].view)
+    for width in (80, 160):
+        assert shown in text("header", frame, width, 2)
+    blank = Frame(Status(link, "http://x"), None)
+    assert shown in text("header", blank, 80, 2)
+    if link.detail:
+        assert link.detail in text("blocks", blank, 80, 10)
+
+
+def test_loading_lines_of_an_own_engine_are_shown():
+    status = Status(Link("starting", "", 2.0), log=tuple(f"line {i}" for i in range(30)))
+    shown = text("blocks", Frame(status, None), 60, 12)
+    assert "starting an engine: 2.0 s" in shown
+    assert "line 29" in shown
+    assert "line 3 " not in shown
+
+
+def test_readonly_and_notices_are_on_the_last_line():
+    link = Link("live")
+    assert "readonly" in text("footer", Frame(Status(link, readonly=True), None), 80, 1)
+    said = Frame(Status(link, notice="batching is static from step 7", replay="replay: running 00:10"), None)
+    assert "batching is static from step 7" in text("footer", said, 80, 1)
+    assert "replay: running 00:10" in text("footer", said, 80, 1)
+
+
+def test_ascii_is_ascii(frames):
+    for frame in frames:
+        for width, height in ((80, 24), (160, 48), (40, 12)):
+            drawn = "\n".join(text_of(line) for line in scene.draw(frame, width, height, Look(ASCII)))
+            assert not set(drawn) - {chr(code) for code in range(32, 127)} - {"\n"}
+    assert text("help", frames[0], 100, 24, Look(ASCII)).isascii()
+
+
+def test_no_colour_leaves_no_colour():
+    look = Look(coloured=False)
+    roles = ["text", "dim", "hue3", "shared", "hole", "waste", "key", "bad", "free"]
+    assert {look.style(role) for role in roles} <= {"", "bold", "dim"}
+    assert look.background is None
+
+
+def test_ids_from_outside_keep_the_columns(fold, frame, simulated):
+    import msgspec
+
+    snapshot, *records = simulated.simulate(3)
+    odd = msgspec.structs.replace(snapshot.engine, model="模型\x1b[31m")
+    drawn = scene.draw(frame(fold([msgspec.structs.replace(snapshot, engine=odd), *records])), 80, 24, LOOK)
+    assert all("\x1b" not in text_of(line) and text_of(line).isascii() is not None for line in drawn)
+    assert {len(text_of(line)) for line in drawn} == {80}
+    assert "??" in text_of(drawn[0])
