@@ -253,9 +253,7 @@ def merge_worker(group: int, head_dim: int, kind: int) -> Any:
                 state = partial + (head * entries + entry) * splits * floats * 4
                 totals = 4 * (floats - group)
                 for split in range(1, splits):
-                    other = state + split * floats * 4
-                    if load_float32(other + totals) > 0.0:
-                        merge_state(state, other, group, head_dim)
+                    merge_state(state, state + split * floats * 4, group, head_dim)
                 row = load_int32(rows + entry * 12)
                 for h in range(group):
                     target = out + row * out_row + (head * group + h) * out_head

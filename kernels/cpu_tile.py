@@ -330,7 +330,7 @@ def clear_state(typingctx: Any, state: Any, group: Any, head_dim: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def merge_state(typingctx: Any, target: Any, source: Any, group: Any, head_dim: Any) -> Any:
-    """Add a running softmax over other keys to `target`. Neither may be empty."""
+    """Add a running softmax over other keys, which may be none, to `target`, which has seen some."""
     g, d = int(group.literal_value), int(head_dim.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

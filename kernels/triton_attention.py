@@ -139,7 +139,7 @@ def _merge_kernel(
     maxima = tl.load(statistics_ptr + place * 2, mask=used, other=float("-inf"))
     totals = tl.load(statistics_ptr + place * 2 + 1, mask=used, other=0.0)
     maximum = tl.max(maxima, axis=0)
-    factors = tl.where(totals > 0, tl.exp2(maxima - maximum), 0.0)
+    factors = tl.exp2(maxima - maximum)  # 0 for an empty split: its maximum is -inf, the first split's never
     sums = tl.load(
         partial_ptr + place[:, None] * HEAD_DIM + dims[None, :],
         mask=used[:, None] & (dims < HEAD_DIM)[None, :], other=0.0,

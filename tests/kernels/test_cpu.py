@@ -19,7 +19,7 @@ TOLERANCES = {
     torch.bfloat16: {"atol": 8e-3, "rtol": 1.6e-2},
 }
 MIXED = [(1, 1), (37, 1), (16, 16), (45, 7), (70, 70), (5, 0), (300, 90), (130, 2)]
-OPTIONS = [{}, {"sliding_window": 1}, {"sliding_window": 33}, {"soft_cap": 3.0}]
+OPTIONS = [{}, {"sliding_window": 1}, {"sliding_window": 33}, {"sliding_window": 150}, {"soft_cap": 3.0}]
 
 
 def agrees(case):

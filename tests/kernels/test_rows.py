@@ -69,8 +69,9 @@ def test_a_chunks_neighbours_share_what_the_first_sees_and_the_last_still_sees(c
     # the lone decode comes first in the table; the chunk's rows see 140 to 150 keys
     assert rows.table[0].tolist() == [11, 1, 20]
     assert rows.entries[:2].tolist() == [[1, 8, 0, 0, 128], [9, 3, 0, 0, 144]]
-    windowed = gathered(metadata, window=100)
-    assert windowed.entries[0].tolist() == [1, 8, 0, 48, 128]
+    # the tile's last row sees keys from 67 on, its first from 60 on
+    windowed = gathered(case_of([(250, 11), (20, 1)]).metadata, window=180)
+    assert windowed.entries[0].tolist() == [1, 8, 0, 80, 240]
 
 
 def test_small_batches_make_smaller_tiles_for_all_threads(case_of):
