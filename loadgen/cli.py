@@ -177,8 +177,8 @@ def make_parser() -> argparse.ArgumentParser:
     add = _Adder(synth, "LOADGEN_SYNTH_")
     add("--out", Path, Path("traces/chat500.jsonl"), "file to write (default: traces/chat500.jsonl)", metavar="FILE")
     add("--excerpt", Path, None, "records to follow (default: traces/azure_conv_excerpt.csv)", metavar="FILE")
-    add("--seed", whole_number, 500, "seed (default: 500)", metavar="N")
-    add("--sessions", positive_int, 500, "sessions (default: 500)", metavar="N")
+    add("--seed", whole_number, None, "seed (default: that of chat500.jsonl)", metavar="N")
+    add("--sessions", positive_int, None, "how many sessions (default: 500)", metavar="N")
     return parser
 
 
@@ -207,7 +207,9 @@ def _synth(options: argparse.Namespace) -> int:
 
     try:
         excerpt = synth.read_excerpt(options.excerpt or synth.DEFAULT_EXCERPT)
-        header, sessions = synth.synthesize(excerpt, options.sessions, options.seed)
+        count = synth.DEFAULT_SESSIONS if options.sessions is None else options.sessions
+        seed = synth.DEFAULT_SEED if options.seed is None else options.seed
+        header, sessions = synth.synthesize(excerpt, count, seed)
         synth.write_trace(header, sessions, options.out)
     except TraceError as error:
         print(f"loadgen: {error}", file=sys.stderr)

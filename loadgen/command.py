@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -55,7 +56,8 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"--json {path}: is a folder; name a file")
     if not folder.is_dir():
         raise OutputError(f"--json {path}: there is no folder {folder}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    in_place = path.exists() and not path.is_file()  # a pipe or /dev/stdout; a file is replaced whole
+    if not os.access(path if in_place else folder, os.W_OK):
         raise OutputError(f"--json {path}: no permission to write")
 
 
@@ -151,6 +153,14 @@ async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Inter
     return max(_exit_code(result) for result in results)
 
 
+def _allow_open_files() -> None:
+    """As many open connections as the system lets this process have: a request each, without a limit of ours."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _stdout() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=WITHOUT_A_TERMINAL)
 
@@ -189,6 +199,7 @@ def run(arguments: argparse.Namespace) -> int:
         trace = read_trace(Path(arguments.file))
         if arguments.sessions is not None and arguments.sessions > len(trace.sessions):
             raise TraceError(f"--sessions {arguments.sessions}: {arguments.file} has {len(trace.sessions)} sessions")
+        _allow_open_files()
         return asyncio.run(_with_signals(arguments, trace))
     except (TraceError, OutputError) as error:
         print(f"loadgen: {error}", file=sys.stderr)

@@ -97,8 +97,8 @@ def _latency_table(summary: dict[str, Any], width: int) -> Table:
     if summary["failed"]:
         caption += "\nTTFT and E2E percentiles count failed turns as infinitely slow; - is among those."
     chunks, tokens = summary["total_chunks"], summary["total_output_tokens"]
-    if chunks and chunks != tokens:
-        caption += f"\nA chunk held {tokens / chunks:.2f} tokens on average, so ITL is not per token."
+    if chunks != tokens:
+        caption += f"\n{tokens:,} tokens came in {chunks:,} chunks with content: ITL is not per token."
     table = Table(title="Latency", title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     columns = COLUMNS if width >= WIDE else NARROW_COLUMNS
     table.add_column("", no_wrap=True)

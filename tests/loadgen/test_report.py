@@ -102,8 +102,10 @@ def test_failures_and_their_words() -> None:
 
 
 def test_several_tokens_a_chunk_are_told() -> None:
-    assert "A chunk held 3.00 tokens on average" in printed(result(completed(0, 1.0, tokens=9)))
-    assert "A chunk held" not in printed(result(completed(0, 1.0)))
+    assert "9 tokens came in 3 chunks with content: ITL is not per token" in printed(
+        result(completed(0, 1.0, tokens=9))
+    )
+    assert "ITL is not per token" not in printed(result(completed(0, 1.0)))
 
 
 def test_interrupted_and_nothing_measured() -> None:
