@@ -11,13 +11,13 @@ import pytest
 from engine.threads import physical_cores, set_threads
 
 
-def test_a_setting_is_kept_and_a_missing_one_is_the_cores() -> None:
-    environment = {"OMP_NUM_THREADS": "7"}
+def test_a_setting_is_kept_and_a_missing_one_is_chosen() -> None:
+    environment = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     set_threads(environment)
-    assert environment["OMP_NUM_THREADS"] == "7"
+    assert environment == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     environment = {}
     set_threads(environment)
-    assert environment["OMP_NUM_THREADS"] == str(physical_cores())
+    assert environment == {"OMP_NUM_THREADS": str(physical_cores()), "OMP_WAIT_POLICY": "PASSIVE"}
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
 
 
