@@ -19,7 +19,7 @@ from kernels.rows import Rows, gather_rows
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 TILE_BATCHES = 4  # batches of rows for which a tile of shared keys is laid out once (measured)
 # Less work than this is done before another thread has woken (measured).
-POOL_FLOPS = 2_000_000
+POOL_FLOPS = 4_000_000
 # Fewer pieces than this leave threads idle; a split of fewer keys costs more than it gains.
 PIECES = 8
 SPLIT_KEYS = 128
