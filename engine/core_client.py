@@ -187,7 +187,7 @@ class CoreClient:
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._core.process.wait, timeout)
         if self._writer is not None:
-            self._writer.close()
+            self._writer.transport.abort()
         await asyncio.to_thread(self._core.stop, 1.0)
 
     @property

@@ -15,9 +15,7 @@ from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
-from engine.messages import Ready
 from engine.server.app import make_app
-from engine.server.metrics import Metrics
 from engine.server.service import Loaded, Service
 from engine.tokenizer import Tokenizer, TokenizerError
 
@@ -45,8 +43,8 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
     )
     await runner.setup()
     await web.SockSite(runner, listener).start()
-    running = asyncio.create_task(client.run(lambda ready: _on_ready(service, ready)))
-    loading = asyncio.create_task(_load(config, service, client))
+    running = asyncio.create_task(client.run(service.on_ready))
+    loading = asyncio.create_task(load(config, service, client))
     stopping = asyncio.create_task(stop.wait())
     status = 0
     try:
@@ -76,12 +74,7 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
     return status
 
 
-def _on_ready(service: Service, ready: Ready) -> None:
-    """Before the first record: metrics miss none."""
-    service.metrics = Metrics(ready.engine, service.served_names[0])
-
-
-async def _load(config: EngineConfig, service: Service, client: CoreClient) -> str | None:
+async def load(config: EngineConfig, service: Service, client: CoreClient) -> str | None:
     """When the core has the model (and made its folder), load its tokenizer; returns what is wrong with it."""
     info = await client.until_ready()
     if info is None:

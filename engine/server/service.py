@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.core_client import CoreClient
+from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.bodies import check_token_id
 from engine.server.errors import ApiError
@@ -33,7 +34,7 @@ class Service:
 
     def __init__(self, served_names: Sequence[str], hub: StepHub | None = None) -> None:
         self.served_names = tuple(served_names)
-        self.hub = hub or StepHub()
+        self.hub = StepHub() if hub is None else hub
         self.created = int(time.time())
         self.loaded: Loaded | None = None
         self.metrics: Metrics | None = None
@@ -58,6 +59,10 @@ class Service:
         if self.client is None or self.loaded is None or not self.client.ready:
             return f"the engine is loading {self.served_names[0]}"
         return None
+
+    def on_ready(self, ready: Ready) -> None:
+        """The core has its model. Comes before the first record, so that metrics miss none."""
+        self.metrics = Metrics(ready.engine, self.served_names[0])
 
     def on_step(self, seq: int, data: bytes) -> None:
         """Take a record from the core: readers and metrics get it."""

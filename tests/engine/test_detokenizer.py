@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from engine.detokenizer import Detokenizer, TokenBytes, UnsupportedTokenizerError, detokenize
 from engine.loading.resolve import resolve_model
 
+
 def hub(model: str) -> Tokenizer:
     return Tokenizer.from_file(str(resolve_model(model).folder / "tokenizer.json"))
 

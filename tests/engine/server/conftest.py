@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of the engines these tests start: tiny's products are too small for two
 READY = re.compile(r"paged-engine: serving (\S+) at (http://\S+) \((.+)\)")
 
 
@@ -51,7 +52,6 @@ def start(tmp: Path, *options: str) -> Server:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # tiny's products are too small for two
         )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -79,3 +79,18 @@ def http(server: Server) -> Iterator[httpx.Client]:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with server.client as client:
         yield client
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers of the test's own; those it leaves running are killed."""
+    servers: list[Server] = []
+
+    def start_one(*options: str) -> Server:
+        servers.append(start(tmp_path, *options))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.process.kill()
+        server.process.wait()

@@ -1,0 +1,183 @@
+"""Bad requests: a status, OpenAI's body, the field's name, and nothing left behind in the engine."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+BAD_FIELDS = [
+    # route, fields over a good body, the param named, words in the message
+    (CHAT, {"messages": []}, "messages", "length >= 1"),
+    (CHAT, {"messages": "hi"}, "messages", "array"),
+    (CHAT, {"messages": None}, "messages", "array"),
+    (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role", "missing"),
+    (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role", "one of system"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "string or an array"),
+    (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "got int"),
+    (CHAT, {"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]},
+     "messages[1].content[0].type", "only 'text'"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * 5000}]}, "messages", "4,096"),
+    (CHAT, {"max_tokens": 0}, "max_tokens", "at least 1"),
+    (CHAT, {"max_tokens": -1}, "max_tokens", ">= 0"),
+    (CHAT, {"max_tokens": 4096}, "max_tokens", "4,096 is too large"),
+    (CHAT, {"max_completion_tokens": 10**12}, "max_completion_tokens", "<="),
+    (CHAT, {"max_tokens": 1.5}, "max_tokens", "got float"),
+    (CHAT, {"max_tokens": "5"}, "max_tokens", "got str"),
+    (CHAT, {"max_tokens": True}, "max_tokens", "got bool"),
+    (CHAT, {"temperature": -0.1}, "temperature", ">= 0"),
+    (CHAT, {"temperature": 1000}, "temperature", "<= 100"),
+    (CHAT, {"temperature": "hot"}, "temperature", "float"),
+    (CHAT, {"top_p": 0}, "top_p", "> 0"),
+    (CHAT, {"top_p": 1.1}, "top_p", "<= 1"),
+    (CHAT, {"top_k": -2}, "top_k", ">= -1"),
+    (CHAT, {"min_p": 1.5}, "min_p", "<= 1"),
+    (CHAT, {"n": 0}, "n", ">= 1"),
+    (CHAT, {"n": 1000}, "n", "<= 128"),
+    (CHAT, {"seed": 2**63}, "seed", "<="),
+    (CHAT, {"seed": 10**40}, "seed", ""),
+    (CHAT, {"presence_penalty": 3}, "presence_penalty", "<= 2"),
+    (CHAT, {"frequency_penalty": -3}, "frequency_penalty", ">= -2"),
+    (CHAT, {"repetition_penalty": 0}, "repetition_penalty", "> 0"),
+    (CHAT, {"logit_bias": {"a": 1}}, "logit_bias", "int"),
+    (CHAT, {"logit_bias": {"1": 101}}, "logit_bias", "<= 100"),
+    (CHAT, {"logit_bias": {"999": 1}}, "logit_bias", "not in the vocabulary"),
+    (CHAT, {"stop": ""}, "stop", "1 to"),
+    (CHAT, {"stop": ["a", ""]}, "stop", "stop[1]"),
+    (CHAT, {"stop": 5}, "stop", "str"),
+    (CHAT, {"stop": ["x"] * 100}, "stop", "at most 64"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]", ">= 0"),
+    (CHAT, {"stop_token_ids": [999]}, "stop_token_ids", "vocabulary"),
+    (CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens (8)"),
+    (CHAT, {"logprobs": 5}, "logprobs", "bool"),
+    (CHAT, {"top_logprobs": 5}, "top_logprobs", "logprobs is true"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
+    (CHAT, {"stream": "yes"}, "stream", "bool"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools", "not supported"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+    (CHAT, {"best_of": 3}, "best_of", "equal to n"),
+    (CHAT, {"use_beam_search": True}, "use_beam_search", "not supported"),
+    (CHAT, {"guided_regex": "a"}, "guided_regex", "not supported"),
+    (TEXT, {"prompt": None}, "prompt", "str"),
+    (TEXT, {"prompt": ""}, "prompt", "no tokens"),
+    (TEXT, {"prompt": []}, "prompt", "empty"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt", "prompt[1]"),
+    (TEXT, {"prompt": [[1], []]}, "prompt", "prompt[1]"),
+    (TEXT, {"prompt": ["a", 1]}, "prompt", "mixture"),
+    (TEXT, {"prompt": [1, 2.5]}, "prompt[1]", "float"),
+    (TEXT, {"prompt": [1, 259]}, "prompt", "0 to 258"),
+    (TEXT, {"prompt": [-1]}, "prompt", "0 to 258"),
+    (TEXT, {"prompt": [10**30]}, "prompt", ""),
+    (TEXT, {"prompt": [65] * 4096}, "prompt", "4,096"),
+    (TEXT, {"max_tokens": 0}, "max_tokens", "echo"),
+    (TEXT, {"logprobs": True}, "logprobs", "got bool"),
+    (TEXT, {"logprobs": -1}, "logprobs", ">= 0"),
+    (TEXT, {"echo": True}, "echo", "not supported"),
+    (TEXT, {"suffix": "x"}, "suffix", "not supported"),
+    ("/tokenize", {"prompt": None}, "prompt", "either"),
+    ("/tokenize", {"messages": USER}, "prompt", "not both"),
+    ("/tokenize", {"prompt": 3}, "prompt", "str"),
+    ("/detokenize", {"tokens": [999]}, "tokens", "vocabulary"),
+    ("/detokenize", {"tokens": "a"}, "tokens", "array"),
+]  # fmt: skip
+GOOD = {
+    CHAT: {"messages": USER, "max_tokens": 1},
+    TEXT: {"prompt": "a", "max_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+def check_error(response: httpx.Response, status: int, param: str | None) -> str:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param, error
+    return error["message"]
+
+
+@pytest.mark.parametrize(("route", "fields", "param", "words"), BAD_FIELDS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bad_field_is_named(http, route: str, fields: dict, param: str, words: str, stream: bool) -> None:
+    if stream and ("stream" in fields or "stream_options" in fields or not route.startswith("/v1")):
+        pytest.skip("says nothing about streams")
+    body = {**GOOD[route], **fields, **({"stream": True} if stream else {})}
+    message = check_error(http.post(route, content=json.dumps(body)), 400, param)
+    assert words in message
+    assert param.partition("[")[0] in message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nonsense", b"\xff\xfe", b"[]", b"3", b'{"prompt": "a", "max_tokens": NaN}',
+     b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "\\ud800"}', b'{"prompt": "a"} x',
+     b'{"x": ' + b"[" * 100_000],
+)  # fmt: skip
+def test_a_body_that_is_not_json(http, body: bytes) -> None:
+    assert "body" in check_error(http.post(TEXT, content=body), 400, None)
+
+
+def test_numbers_out_of_range(http) -> None:
+    check_error(http.post(TEXT, content=b'{"prompt": "a", "temperature": 1e999}'), 400, "temperature")
+
+
+def test_a_body_that_is_too_large(http) -> None:
+    message = check_error(http.post(TEXT, content=b" " * (33 * 1024 * 1024)), 413, None)
+    assert "32 MiB" in message
+
+
+def test_an_unknown_model_tells_the_served_ones(client: openai.OpenAI, http) -> None:
+    with pytest.raises(openai.NotFoundError, match="served: tiny") as error:
+        client.chat.completions.create(model="gpt-9", messages=USER)
+    assert (error.value.code, error.value.param) == ("model_not_found", "model")
+    assert http.get("/v1/models/gpt-9").status_code == 404
+
+
+def test_openai_client_raises_bad_request(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="tiny", prompt="a", temperature=-1)
+    assert error.value.param == "temperature"
+
+
+def test_unknown_routes_and_methods(http) -> None:
+    assert "/v2/nothing" in check_error(http.get("/v2/nothing"), 404, None)
+    response = http.get(CHAT)
+    assert "POST" in check_error(response, 405, None)
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"batching": "magic"}, "batching", "continuous, static"),
+        ({"allocation": 1}, "allocation", "str"),
+        ({"prefix_cache": "yes"}, "prefix_cache", "bool"),
+        ({"max_num_seqs": 0}, "max_num_seqs", ">= 1"),
+        ({"max_num_seqs": 4097}, "max_num_seqs", "4096"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens", ">= 1"),
+        ({"max_num_batched_tokens": 10**30}, "max_num_batched_tokens", ""),
+        ({"max_num_batched_tokens": None}, "max_num_batched_tokens", "int"),
+        ({"speed": 1}, "speed", "allowed: batching, allocation"),
+        ({"batching": "static", "speed": 1}, "speed", "unknown field"),
+    ],
+)
+def test_bad_control(http, change: dict, param: str, words: str) -> None:
+    before = http.get("/engine/control").json()
+    assert words in check_error(http.patch("/engine/control", json=change), 400, param)
+    assert http.get("/engine/control").json() == before
+
+
+@pytest.mark.parametrize("first", ["x", "-1", "1.5", "", "9" * 30, "99999999", "\u0663"])
+def test_bad_first_step(http, first: str) -> None:
+    assert "from" in check_error(http.get("/engine/steps", params={"from": first}), 400, "from")
+
+
+def test_nothing_of_it_reached_the_engine(server) -> None:
+    assert server.snapshot()["requests"] == []
+    assert server.snapshot()["counters"]["failed"] == 0

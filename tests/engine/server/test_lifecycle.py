@@ -1,0 +1,108 @@
+"""From start to end: signals end it cleanly, a dead core is told, and no process is left behind."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import psutil
+import pytest
+
+LONG = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+def core_of(server) -> psutil.Process:
+    (core,) = psutil.Process(server.process.pid).children()
+    assert "engine.core_process" in core.cmdline()
+    return core
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_streams_and_processes(start_server, number: int) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    core = core_of(server)
+    with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        server.process.send_signal(number)
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"abort"' in rest[-2]
+    assert server.process.wait(20) == 0
+    core.wait(10)
+    assert server.stderr.read_text() == ""
+
+
+def test_the_core_dies_and_everyone_is_told(start_server) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        core_of(server).kill()
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    assert "SIGKILL" in rest[-2]
+    assert '"error"' in rest[-2]
+    assert server.process.wait(20) == 1
+    (line,) = server.stderr.read_text().splitlines()
+    assert "killed by SIGKILL" in line
+
+
+def test_the_api_process_dies_and_the_core_with_it(start_server) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    core = core_of(server)
+    server.process.kill()
+    server.process.wait()
+    core.wait(20)
+
+
+def test_health_says_why_until_it_can_serve(tmp_path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine.cli", "serve", "--model", "tiny", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        answers = []
+        while not answers or answers[-1].status_code != 200:
+            try:
+                answers.append(httpx.get(f"http://127.0.0.1:{port}/health", timeout=30))
+            except httpx.ConnectError:
+                assert process.poll() is None
+            time.sleep(0.02)
+        assert answers[0].status_code == 503
+        assert answers[0].json()["reason"] == "the engine is loading tiny"
+        assert f"http://127.0.0.1:{port} " in process.stdout.readline()
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_the_api_process_never_loads_torch(server) -> None:
+    maps = psutil.Process(server.process.pid).memory_maps()
+    assert not [m.path for m in maps if "/torch/" in m.path]
+    assert [m.path for m in core_of(server).memory_maps() if "/torch/" in m.path]
+
+
+@pytest.mark.model
+def test_smollm2_knows_the_capital_of_france(start_server) -> None:
+    server = start_server("--model", "smollm2-135m", "--dtype", "float32", "--served-model-name", "small", "smollm2")
+    try:
+        with server.client as client:
+            assert [model.id for model in client.models.list().data] == ["small", "smollm2"]
+            messages = [{"role": "user", "content": "What is the capital of France?"}]
+            ask = {"messages": messages, "temperature": 0, "max_tokens": 32}
+            answer = client.chat.completions.create(model="smollm2", **ask)
+            assert "Paris" in answer.choices[0].message.content
+            assert answer.choices[0].finish_reason == "stop"
+            chunks = list(client.chat.completions.create(model="small", stream=True, **ask))
+        text = "".join(chunk.choices[0].delta.content for chunk in chunks)
+        assert text == answer.choices[0].message.content
+        assert len(chunks) == answer.usage.completion_tokens
+    finally:
+        assert server.stop() == 0

@@ -1,0 +1,261 @@
+"""The step stream against the engine's own state, while requests come, leave, are aborted, and modes switch."""
+
+import asyncio
+import itertools
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.config import EngineConfig
+from engine.core_client import CoreClient, CoreProcess
+from engine.protocol import EngineInfo, Gap, Record, Snapshot, decode_item, decode_snapshot
+from engine.server.app import make_app
+from engine.server.hub import StepHub
+from engine.server.metrics import Metrics
+from engine.server.serve import load
+from engine.server.service import Service
+from tui.fold import EngineFold
+
+STEPS = 1000
+
+
+async def events(http: httpx.AsyncClient, **params: int) -> AsyncIterator[Record | Gap]:
+    async with http.stream("GET", "/engine/steps", params=params) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                item = decode_item(line.removeprefix("data: ").encode())
+                assert not isinstance(item, Snapshot)
+                yield item
+
+
+async def traffic(http: httpx.AsyncClient, seed: int, stop: asyncio.Event) -> None:
+    """Requests of all lengths with shared beginnings; some clients leave early."""
+    rng = random.Random(seed)
+    while not stop.is_set():
+        prompt = "shared beginning " * rng.randrange(4) + str(rng.random())
+        body = {"prompt": prompt, "max_tokens": rng.choice([1, 5, 40, 120]), "seed": rng.randrange(9)}
+        ask = asyncio.create_task(http.post("/v1/completions", json=body))
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() / 20)
+            ask.cancel()
+        await asyncio.gather(ask, return_exceptions=True)
+
+
+async def switches(http: httpx.AsyncClient, stop: asyncio.Event) -> None:
+    rng = random.Random(0)
+    while not stop.is_set():
+        change = rng.choice(
+            [
+                {"batching": rng.choice(["static", "continuous"])},
+                {"allocation": rng.choice(["paged", "reserved"])},
+                {"prefix_cache": rng.random() < 0.5, "chunked_prefill": rng.random() < 0.5},
+                {"max_num_batched_tokens": rng.choice([16, 64, 512])},
+                {"max_num_seqs": rng.choice([2, 8, 64])},
+            ]
+        )
+        answer = (await http.patch("/engine/control", json=change)).raise_for_status().json()
+        assert {name: answer[name] for name in change} == change
+        assert answer["step"] >= 1
+        await asyncio.sleep(0.02)
+
+
+async def test_a_thousand_steps_folded_are_the_snapshot(server) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as http:
+        before = (await http.get("/engine/control")).json()
+        start = decode_snapshot((await http.get("/engine/snapshot")).content)
+        fold = EngineFold.from_snapshot(start)
+        stream = events(http, **{"from": start.seq + 1})
+        stop = asyncio.Event()
+        load = [asyncio.create_task(traffic(http, seed, stop)) for seed in range(12)]
+        load.append(asyncio.create_task(switches(http, stop)))
+        compared = 0
+        end = start.seq + STEPS
+        wanted: Snapshot | None = None
+        expected = itertools.count(start.seq + 1)
+        async for record in stream:
+            assert isinstance(record, Record)
+            assert record.seq == next(expected)
+            fold.apply(record)
+            if wanted is not None and record.seq == wanted.seq:
+                assert fold.to_snapshot() == wanted
+                compared += 1
+                wanted = None
+                if record.seq >= end:
+                    break
+            if wanted is None and (record.seq % 100 == 0 or record.seq >= end):
+                wanted = decode_snapshot((await http.get("/engine/snapshot")).content)
+                if wanted.seq == record.seq:
+                    assert fold.to_snapshot() == wanted
+                    wanted = None
+        stop.set()
+        await asyncio.gather(*load)
+        await stream.aclose()
+        assert compared >= 3
+        before.pop("step")
+        (await http.patch("/engine/control", json=before)).raise_for_status()
+
+
+def test_a_stream_without_from_begins_with_the_next_record(http: httpx.Client) -> None:
+    newest = http.get("/engine/snapshot").json()["seq"]
+    with http.stream("GET", "/engine/steps") as response:
+        http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).raise_for_status()
+        lines = response.iter_lines()
+        assert next(lines) == "event: step"
+        assert next(lines) == f"id: {newest + 1}"
+        assert json.loads(next(lines).removeprefix("data: "))["seq"] == newest + 1
+        assert next(lines) == ""
+
+
+def test_control_tells_the_step_it_holds_from(http: httpx.Client) -> None:
+    answer = http.patch("/engine/control", json={"max_num_seqs": 33}).json()
+    assert http.get("/engine/control").json() == answer
+    with http.stream("GET", "/engine/steps", params={"from": answer["step"]}) as response:
+        data = next(line for line in response.iter_lines() if line.startswith("data: "))
+    assert json.loads(data.removeprefix("data: "))["control"]["max_num_seqs"] == 33
+    assert http.patch("/engine/control", json={"max_num_seqs": 64}).json()["max_num_seqs"] == 64
+
+
+def samples(text: str) -> dict[str, float]:
+    """`name` or `name{finished_reason}` to value."""
+    return {
+        sample.name + (f"/{reason}" if (reason := sample.labels.get("finished_reason")) else ""): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+def check_metrics(found: dict[str, float], snapshot: Snapshot) -> None:
+    counters, pool, sharing = snapshot.counters, snapshot.pool, snapshot.sharing
+    assert found["vllm:generation_tokens_total"] == counters.sampled_tokens
+    assert found["vllm:num_preemptions_total"] == counters.preemptions
+    assert found["paged:steps_total"] == counters.steps
+    assert found["vllm:request_success_total/stop"] == counters.stopped
+    assert found["vllm:request_success_total/length"] == counters.length_capped
+    assert found["vllm:request_success_total/abort"] == counters.aborted
+    assert found["vllm:request_success_total/error"] == counters.failed
+    assert found["vllm:prefix_cache_queries_total"] == sharing.looked_up_tokens
+    assert found["vllm:prefix_cache_hits_total"] == sharing.found_tokens
+    assert found["vllm:num_requests_waiting"] == snapshot.queue.length
+    statuses = [request.status for request in snapshot.requests]
+    assert found["vllm:num_requests_running"] == statuses.count("running")
+    assert found["paged:num_requests_held"] == statuses.count("held")
+    total = snapshot.engine.num_blocks
+    assert found["vllm:kv_cache_usage_perc"] == pytest.approx(1 - (pool.free + pool.cached) / total)
+
+
+def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
+    http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, "ignore_eos": True}).raise_for_status()
+    snapshot = decode_snapshot(http.get("/engine/snapshot").content)
+    text = http.get("/metrics").text
+    found = samples(text)
+    check_metrics(found, snapshot)
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in text
+    finished = snapshot.counters
+    ended = finished.stopped + finished.length_capped + finished.aborted
+    assert found["vllm:e2e_request_latency_seconds_count"] <= ended
+    assert found["vllm:time_to_first_token_seconds_count"] >= finished.stopped + finished.length_capped
+    assert found["vllm:inter_token_latency_seconds_count"] == (
+        finished.sampled_tokens - found["vllm:time_to_first_token_seconds_count"]
+    )
+    assert found["process_start_time_seconds"] > 1e9
+
+
+@asynccontextmanager
+async def small_server(hub: StepHub) -> AsyncIterator[tuple[str, Service, CoreClient]]:
+    """The real server in this process, with a ring of its own and small socket buffers."""
+    config = EngineConfig(model="tiny", dtype="float32", kv_memory=4 << 20)
+    service = Service(("tiny",), hub)
+    core = CoreProcess(config)
+    client = service.client = CoreClient(core, service.on_step)
+    running = asyncio.create_task(client.run(service.on_ready))
+    assert await load(config, service, client) is None
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    runner = web.AppRunner(make_app(service), handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", service, client
+    finally:
+        hub.close()
+        await runner.cleanup()
+        await client.shutdown()
+        await running
+
+
+async def test_a_stopped_reader_loses_records_and_costs_nothing() -> None:
+    hub = StepHub(max_records=64)
+    async with small_server(hub) as (url, service, _), httpx.AsyncClient(base_url=url, timeout=60) as http:
+        host, port = url.removeprefix("http://").split(":")
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(connection, (host, int(port)))
+        await loop.sock_sendall(connection, b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True, "n": 8}
+        for _ in range(4):  # nobody reads the stream meanwhile, and every step is made
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+        made = decode_snapshot(await service.snapshot()).seq
+        assert made >= 400
+        assert len(hub) == 64
+        assert hub.newest == made
+
+        reader, writer = await asyncio.open_connection(sock=connection)
+        covered: list[int] = []
+        gaps = 0
+        while not covered or covered[-1] < made:
+            line = await reader.readline()
+            if line.startswith(b"data: "):
+                item = decode_item(line.removeprefix(b"data: "))
+                if isinstance(item, Gap):
+                    gaps += 1
+                    covered += range(item.first, item.last + 1)
+                else:
+                    assert isinstance(item, Record)
+                    covered.append(item.seq)
+        writer.close()
+        assert gaps >= 1
+        assert covered == list(range(1, made + 1))
+
+
+async def test_metrics_catch_up_after_lost_records() -> None:
+    records: list[Record] = []
+    async with small_server(StepHub()) as (url, service, client):
+        info = client.info
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            body = {"prompt": "a b c d e f g h i j k", "max_tokens": 20, "n": 3}
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+            middle = decode_snapshot(await service.snapshot())
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+            end = decode_snapshot(await service.snapshot())
+            async for item in events(http, **{"from": 1}):
+                assert isinstance(item, Record)
+                records.append(item)
+                if item.seq == end.seq:
+                    break
+    assert isinstance(info, EngineInfo)
+    metrics = Metrics(info, "tiny")
+    for record in records:
+        if record.seq not in range(5, 15):
+            metrics.observe(record)
+        if record.seq == 15:
+            assert metrics.lost
+            assert samples(metrics.text().decode())["paged:steps_total"] == 4
+        if record.seq == middle.seq:
+            metrics.resume(middle)
+            assert not metrics.lost
+            check_metrics(samples(metrics.text().decode()), middle)
+    found = samples(metrics.text().decode())
+    check_metrics(found, end)
+    assert found["paged:lost_records_total"] == middle.seq - 4

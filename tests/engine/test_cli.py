@@ -1,0 +1,143 @@
+"""`paged-engine`'s settings: sizes, ranges and environment variables; an error is one line and exit code 2."""
+
+import argparse
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.cli import make_parser, size
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "engine.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+    )
+
+
+def check_one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("512MiB", 512 << 20),
+        ("2GiB", 2 << 30),
+        ("1GB", 10**9),
+        ("1.5 GiB", 3 << 29),
+        ("64k", 64 << 10),
+        ("4096", 4096),
+        ("10b", 10),
+    ],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "1XB", "1e3", "nan", "9999TiB", "1 G i B"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        size(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "70000"], ["--port", "0 to 65535", "70000"]),
+        (["--port", "http"], ["--port", "whole number"]),
+        (["--dtype", "int8"], ["--dtype", "bfloat16"]),
+        (["--batching", "magic"], ["--batching", "continuous"]),
+        (["--kv-memory", "lots"], ["--kv-memory", "512MiB"]),
+        (["--block-size", "0"], ["--block-size", "1 to 1024"]),
+        (["--max-num-seqs", "5000"], ["--max-num-seqs", "4096"]),
+        (["--max-model-len", "-1"], ["--max-model-len", "at least 1"]),
+        (["--nonsense"], ["--nonsense"]),
+    ],
+)
+def test_bad_flags(arguments: list[str], words: list[str]) -> None:
+    check_one_line(run("serve", *arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("PAGED_ENGINE_PORT", "abc", "whole number"),
+        ("PAGED_ENGINE_DTYPE", "int8", "bfloat16"),
+        ("PAGED_ENGINE_KV_MEMORY", "x", "512MiB"),
+        ("PAGED_ENGINE_NO_PREFIX_CACHE", "maybe", "1 or 0"),
+    ],
+)
+def test_bad_environment(name: str, value: str, word: str) -> None:
+    check_one_line(run("serve", **{name: value}), name, word)
+
+
+def test_settings_from_the_environment_give_way_to_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_ENGINE_MODEL", "tiny")
+    monkeypatch.setenv("PAGED_ENGINE_KV_MEMORY", "1GiB")
+    monkeypatch.setenv("PAGED_ENGINE_NO_PREFIX_CACHE", "1")
+    monkeypatch.setenv("PAGED_ENGINE_NO_CHUNKED_PREFILL", "0")
+    monkeypatch.setenv("PAGED_ENGINE_SERVED_MODEL_NAME", "a b")
+    arguments = make_parser().parse_args(["serve", "--kv-memory", "2GiB"])
+    assert (arguments.model, arguments.kv_memory) == ("tiny", 2 << 30)
+    assert (arguments.no_prefix_cache, arguments.no_chunked_prefill) == (True, False)
+    assert arguments.served_model_name == ["a", "b"]
+
+
+def test_help_imports_neither_torch_nor_aiohttp() -> None:
+    code = (
+        "import sys, engine.cli\n"
+        "try: engine.cli.main(['serve', '--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'aiohttp', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "--kv-memory" in result.stdout
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        check_one_line(run("serve", "--model", "tiny", "--port", port), port, "in use")
+
+
+def test_an_unknown_host() -> None:
+    check_one_line(run("serve", "--model", "tiny", "--host", "no.such.host.invalid"), "no.such.host.invalid")
+
+
+def test_an_unknown_model() -> None:
+    check_one_line(run("serve", "--model", "nonsense", "--port", "0"), "nonsense", "smollm2-135m, tiny")
+
+
+def test_a_corrupt_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    check_one_line(run("serve", "--model", str(tmp_path), "--port", "0"), "config.json", "not valid JSON")
+
+
+def test_a_corrupt_tokenizer(tmp_path: Path) -> None:
+    from engine.loading.resolve import resolve_model
+
+    for path in resolve_model("tiny").folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    check_one_line(run("serve", "--model", str(tmp_path), "--port", "0", "--kv-memory", "1MiB"), "tokenizer")
+
+
+def test_settings_the_model_cannot_have() -> None:
+    too_long = ["--max-model-len", "100000"]
+    check_one_line(run("serve", "--model", "tiny", "--port", "0", *too_long), "--max-model-len", "4096")
+    too_small = ["--kv-memory", "100"]
+    check_one_line(run("serve", "--model", "tiny", "--port", "0", *too_small), "--kv-memory")
