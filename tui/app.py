@@ -182,5 +182,7 @@ class PagedTop(App[int]):
 
 
 def _help_place(width: int, height: int) -> Place:
-    wide, high = min(width, 100 if width < 140 else 140), min(height, 24 if width < 140 else 14)
-    return Place("help", (width - wide) // 2, max(0, (height - high) // 2), wide, high)
+    """In the middle; as high as the help is at that width."""
+    wide, high = (140, 12) if width >= 140 else (100, 18) if width >= 100 else (min(width, 60), 23)
+    high = min(height, high)
+    return Place("help", (width - wide) // 2, (height - high) // 2, wide, high)

@@ -56,6 +56,9 @@ def arrange(width: int, height: int, blocks: int = 0) -> tuple[Place, ...]:
         return ends + _wide(width, top, body, blocks)
     if width >= 80 and body >= 20:
         low = 9 if body < 24 else min(16, max(9, body * 2 // 5))
+        if blocks:
+            wanted = -(-blocks // block_map.columns_for(blocks, width - 2, body - low - 2)) + 2
+            low = max(low, body - max(8, wanted))
         return ends + _medium(width, top, body, low)
     map_height = body
     places: tuple[Place, ...] = ()

@@ -65,7 +65,8 @@ def _lanes(
         out.append(line)
     if used > shown >= 0:
         hidden = sum(lane >= shown for lane in by_lane)
-        out.append([(f" and {figures.plural(hidden, 'more request')} in the batch", "dim")])
+        where = " in the batch" if columns >= 30 else ""
+        out.append([(f" and {figures.plural(hidden, 'more request')}{where}", "dim")])
     return out
 
 

@@ -63,9 +63,9 @@ def _link(frame: Frame, look: Look) -> Line:
     if link.lost:
         out += [(f" gap of {figures.plural(link.lost, 'record')}", "bad")]
     if status.paused:
-        out = [(f"{glyphs.paused} paused", "key"), (f", {status.since_pause:,} records since", "key"), *[
-            (text, role) for text, role in ([("  ", "text"), *out] if link.phase != "live" else [])
-        ]]  # fmt: skip
+        since = figures.plural(status.since_pause, "record")
+        paused: Line = [(f"{glyphs.paused} paused", "key"), (f", {since} since", "key")]
+        out = paused if link.phase == "live" else [*paused, ("  ", "text"), *out]
     return out
 
 

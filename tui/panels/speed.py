@@ -21,7 +21,7 @@ _MIN_COMPARED = 1.0  # seconds each side of a switch must have had before figure
 class Series:
     """One plotted figure: `of` reads it from a window (None: not measured there), `show` writes it with its unit.
 
-    `short` names it where there is little room, with the unit that `brief` leaves out.
+    `short` and `brief` are its name and figure where there is little room; the panel's border names the unit.
     """
 
     name: str
@@ -65,10 +65,10 @@ def _queue(window: Window) -> float | None:
 
 SERIES = (
     Series("internal waste", "waste", "waste", _waste, figures.percent, figures.percent, RATE_WINDOW, most=1.0),
-    Series("output", "out tok/s", "speed", _output, _per_second, figures.count, RATE_WINDOW),
-    Series("prefill", "pre tok/s", "prefill-speed", _prefill, _per_second, figures.count, RATE_WINDOW),
-    Series("TTFT p50", "TTFT p50", "latency", _ttft, figures.seconds, figures.seconds, LATENCY_WINDOW),
-    Series("TPOT p50", "TPOT p50", "latency", _tpot, figures.seconds, figures.seconds, LATENCY_WINDOW),
+    Series("output", "out", "speed", _output, _per_second, figures.count, RATE_WINDOW),
+    Series("prefill", "prefill", "prefill-speed", _prefill, _per_second, figures.count, RATE_WINDOW),
+    Series("TTFT p50", "TTFT", "latency", _ttft, figures.seconds, figures.seconds, LATENCY_WINDOW),
+    Series("TPOT p50", "TPOT", "latency", _tpot, figures.seconds, figures.seconds, LATENCY_WINDOW),
     Series("queue", "queue", "queue", _queue, figures.count, figures.count, RATE_WINDOW, compared=False),
 )
 
@@ -88,7 +88,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body, covered = _compact(view, comparison, inner, rows, look)
     note = f" rates over {RATE_WINDOW:.0f} s, latencies over {LATENCY_WINDOW:.0f} s "
     if len(note) > inner - 2:
-        note = f" rates {RATE_WINDOW:.0f} s, latency {LATENCY_WINDOW:.0f} s "
+        note = f" tok/s {RATE_WINDOW:.0f} s, p50 of {LATENCY_WINDOW:.0f} s "
     right: Line = []
     if comparison and not tall:
         had = figures.seconds(comparison.after.observed)
@@ -144,7 +144,7 @@ def _current(view: View, series: Series) -> float | None:
 def _change(series: Series, show: Callable[[float | None], str], comparison: Comparison, look: Look) -> str:
     before, after = show(series.of(comparison.before)), show(series.of(comparison.after))
     number, _, unit = before.partition(" ")
-    if unit and after.endswith(unit):
+    if unit and after.partition(" ")[2] == unit:
         before = number
     return f"{before} {look.glyphs.arrow} {after}"
 
@@ -157,12 +157,12 @@ def _compact(view: View, comparison: Comparison | None, inner: int, rows: int, l
         else:
             values.append(series.brief(_current(view, series)))
     room = max(7, *(len(value) for value in values))
-    plot = inner - 10 - room - 1
+    plot = inner - 9 - room - 1
     windows, covered = _columns(view, plot) if plot >= 4 else ([], 0.0)
     marks = _marks(view, windows)
     out: list[Line] = []
     for series, value in zip(SERIES, values, strict=True):
-        line: Line = [(f" {series.short:<9}", "dim"), (value.rjust(room), series.role)]
+        line: Line = [(f" {series.short:<8}", "dim"), (value.rjust(room), series.role)]
         if windows:
             points = [series.of(window) for window in windows]
             most = series.most or max((p for p in points if p is not None), default=0.0)

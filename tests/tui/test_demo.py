@@ -1,0 +1,83 @@
+"""The demo without a terminal: modes switched half-way, a frame under load, loadgen's report, exit code 0."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tui import demo, history
+from tui.demo import run_demo
+from tui.look import Look
+from tui.replay import NoTrace, Replay, find_trace
+from tui.session import Session
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(demo, "FIRST_HALF", 2.0)
+    monkeypatch.setattr(demo, "SECOND_HALF", 2.0)
+    monkeypatch.setattr(demo, "PROGRESS_EVERY", 1.0)
+    monkeypatch.setattr(history, "SWITCH_GROUP", 0.5)
+
+
+def write_trace(path, output_tokens, system="Be kind. " * 20):
+    header = {"format": "paged-top-chat", "version": 1, "systems": {"main": system}, "temperature": 0.7}
+    turn = {"user": "How are you?", "user_tokens": 4, "output_tokens": output_tokens, "seed": 7}
+    lines = [header] + [
+        {"session": f"s{count:04}", "arrival": count * 0.05, "system": "main", "turns": [turn]} for count in range(200)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+async def run(trace):
+    replay = Replay(trace, time.monotonic)
+    session = Session(model="tiny", replay=replay)
+    try:
+        return await run_demo(session, replay, (160, 48), Look()), session, replay
+    finally:
+        await session.close()
+
+
+async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short):
+    code, session, replay = await run(write_trace(tmp_path / "t.jsonl", 400))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    order = [out.index(words) for words in ("static + reserved from", "continuous + paged from", "╭─ blocks")]
+    assert order == sorted(order)
+    frame = out[out.index(" paged-top  tiny") :].splitlines()[:48]
+    assert max(len(line) for line in frame) <= 160
+    assert "static → continuous, reserved → paged" in "\n".join(frame)
+    assert "replay: running" in frame[-1]
+    assert "\n".join(replay.report) in out
+    assert "sessions served whole" in out
+    assert replay.exit_code in (0, 130)
+    assert session._own.child.exit_code is not None
+
+
+async def test_a_replay_that_fails_is_told(tmp_path, capsys, short):
+    broken = tmp_path / "t.jsonl"
+    broken.write_text('{"format": "something else"}\n')
+    code, _, replay = await run(broken)
+    assert code == 1
+    error = capsys.readouterr().err
+    assert "the replay ended with exit code 2" in error
+    assert str(replay.log_path) in error
+
+
+async def test_an_engine_that_does_not_come_is_told(tmp_path, capsys, short):
+    replay = Replay(write_trace(tmp_path / "t.jsonl", 5), time.monotonic)
+    session = Session(model="/no/such/folder", replay=replay)
+    assert await run_demo(session, replay, (80, 24), Look()) == 1
+    assert "/no/such/folder" in capsys.readouterr().err
+    await session.close()
+
+
+def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
+    assert find_trace().name == "chat500.jsonl"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tui.replay.__file__", str(tmp_path / "tui" / "replay.py"))
+    with pytest.raises(NoTrace, match=r"chat500\.jsonl"):
+        find_trace()
