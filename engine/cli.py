@@ -66,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--no-prefix-cache", action="store_true", help="never reuse KV blocks of equal prefixes")
     add("--no-chunked-prefill", action="store_true", help="run each prompt in one step")
+    add("--seed", type=_between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
     add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
     prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
     prepare.set_defaults(command="prepare", run=_prepare)
@@ -129,7 +130,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_MODEL,
         help="smollm2-135m, tiny, a folder, a .gguf file or a Hugging Face hub id (default: %(default)s)",
     )
-    add("--seed", type=_between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
 
 
 def _between(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -190,6 +190,17 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert late.choices[0].text.startswith(whole[:20])
 
 
+def test_a_stop_string_ends_the_request_in_the_core(client: openai.OpenAI, server) -> None:
+    whole = readable(client, max_tokens=30).choices[0].text
+    before = server.snapshot()["counters"]
+    readable(client, max_tokens=3000, stop=whole[5:9])
+    state = server.snapshot()
+    assert state["requests"] == []
+    assert state["counters"]["stopped"] == before["stopped"] + 1
+    assert state["counters"]["aborted"] == before["aborted"]
+    assert state["counters"]["sampled_tokens"] < before["sampled_tokens"] + 3000
+
+
 def test_a_stop_string_on_the_last_token_is_a_stop_not_a_length(client: openai.OpenAI) -> None:
     whole = readable(client, max_tokens=12).choices[0].text
     assert readable(client, max_tokens=12, stop=whole[-2:]).choices[0].finish_reason == "stop"

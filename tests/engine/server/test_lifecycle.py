@@ -1,6 +1,7 @@
 """From start to end: signals end it cleanly, a dead core is told, and no process is left behind."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,13 @@ def core_of(server) -> psutil.Process:
 def test_signals_end_streams_and_processes(start_server, number: int) -> None:
     server = start_server("--model", "tiny", "--kv-memory", "4MiB")
     core = core_of(server)
-    with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
+    host, port = server.url.removeprefix("http://").split(":")
+    with (
+        socket.create_connection((host, int(port))) as stopped_reader,
+        server.http as http,
+        http.stream("POST", "/v1/completions", json=LONG) as response,
+    ):
+        stopped_reader.sendall(b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         lines = (line for line in response.iter_lines() if line)
         next(lines)
         server.process.send_signal(number)
@@ -58,8 +65,6 @@ def test_the_api_process_dies_and_the_core_with_it(start_server) -> None:
 
 
 def test_health_says_why_until_it_can_serve(tmp_path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = subprocess.Popen(
