@@ -142,7 +142,8 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
     if replay and replay.report:
         print("\n".join(replay.report))
     if session.error:
-        print(f"paged-top: the engine ended: {session.error}", file=sys.stderr)
+        print(f"paged-top: error: the engine ended: {session.error}", file=sys.stderr)
+        return 1
     return code if code is not None else 1
 
 

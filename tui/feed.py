@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,10 +19,11 @@ GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
 
 
 class Feed:
-    """State and history of one engine. `clock` is this machine's monotonic clock, in seconds."""
+    """State and history of one engine. `clock` is this machine's monotonic clock, `wall` its Unix time, in seconds."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> None:
         self.engine = engine
+        self._wall = wall
         self.fold: EngineFold | None = None
         self.history = History()
         self.records = 0  # received since the start
@@ -29,7 +31,7 @@ class Feed:
         self._phase: Phase = "connecting"
         self._detail = ""
         self._since = clock()
-        self._offset = 0.0  # the engine's clock minus ours, at least
+        self._offset = 0.0  # the engine's clock minus ours
         self._lost = 0
         self._lost_at = 0.0
         self._distrust = False  # the fold may be wrong: read a snapshot before going on
@@ -101,7 +103,7 @@ class Feed:
         self.history.observe(record, self.fold)
         self.fold.apply(record)
         self.records += 1
-        self._offset = max(self._offset, record.time - self._clock())
+        self._offset = record.time - self._clock()
 
     def _read(self, snapshot: Snapshot) -> None:
         """Take a snapshot where the fold cannot go on by itself."""
@@ -112,12 +114,19 @@ class Feed:
         missing = snapshot.seq - fold.seq if fold is not None and same else 0
         if not same:
             self.history = History()
-            self._offset = snapshot.time - self._clock()
+            self._offset = self._engine_time(snapshot) - self._clock()
         self._distrust = False
         self.fold = EngineFold.from_snapshot(snapshot)
         self.history.begin(snapshot, missing)
         if missing:
             self._lost, self._lost_at = missing, self._clock()
+
+    def _engine_time(self, snapshot: Snapshot) -> float:
+        """The engine's clock now. A snapshot's own time is that of its last record, which may be long ago."""
+        engine = snapshot.engine
+        if not engine.started_unix:
+            return snapshot.time
+        return max(snapshot.time, engine.started + self._wall() - engine.started_unix)
 
     def _enter(self, phase: Phase, detail: str = "") -> None:
         if phase != self._phase:

@@ -162,3 +162,12 @@ async def test_the_clock_stands_still_while_the_connection_is_lost(stream):
     assert feed.now == states[0].time
     clock[0] = 9.0
     assert feed.link.seconds == 4.0
+
+
+async def test_an_idle_engine_is_as_old_as_it_is(stream):
+    _, states = stream
+    engine = msgspec.structs.replace(states[0].engine, started_unix=50_000.0)
+    feed = Feed(None, lambda: 3.0, wall=lambda: 50_600.0)
+    feed._read(msgspec.structs.replace(states[0], engine=engine))
+    feed._enter("live")
+    assert feed.view().uptime == pytest.approx(600.0)

@@ -77,3 +77,11 @@ def test_a_signal_stops_it_and_the_engine_it_started(sign):
     terminal.process.send_signal(sign)
     assert terminal.end() == 128 + sign
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+
+def test_an_engine_that_cannot_start_is_on_the_screen_and_in_the_exit_code():
+    terminal = Terminal("--model", "/no/such/folder")
+    terminal.wait_for("the engine ended")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 1
+    assert b"Traceback" not in terminal.seen

@@ -38,7 +38,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         (glyphs.switch, "switch", "batching or allocation was switched"),
     ]
     left: list[Line] = [_entry(key, "key", text) for key, text in keys]
-    left += [[], [(" A colour is a request, the same in", "dim")], [(" the map and in the batch.", "dim")]]
+    left += [[], [(" A cell of several blocks shows", "dim")], [(" their commonest state.", "dim")]]
+    left += [[(" A colour is a request, the same in", "dim")], [(" the map and in the batch.", "dim")]]
     left += [[(f" {glyphs.dash} was not measured.", "dim")]]
     right = [_entry(glyph, role, text) for glyph, role, text in blocks]
     glyph_rows = [_entry(*row) for row in rows]
