@@ -20,6 +20,7 @@ from engine.messages import (
     Fatal,
     FromCore,
     GetSnapshot,
+    Located,
     Output,
     Outputs,
     Ready,
@@ -108,7 +109,8 @@ class CoreClient:
         self._writer: asyncio.StreamWriter | None = None
         self._fatal: Fatal | None = None
         self._patching = asyncio.Lock()
-        self._settled = asyncio.Event()  # it is ready, or will never be
+        self._progress = asyncio.Event()  # it has got on with starting, or has died
+        self._located: Located | None = None
         self.info: EngineInfo | None = None  # None until the core is ready
         self.death: EngineDiedError | None = None
         self.in_force: ControlInForce | None = None
@@ -134,7 +136,7 @@ class CoreClient:
                     if isinstance(message, Ready):
                         self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
                         on_ready(message)
-                        self._settled.set()
+                        self._tell_progress()
                     else:
                         self._dispatch(message)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -154,10 +156,21 @@ class CoreClient:
         if live and self.death is None:
             self._send(Abort(live, reason))
 
+    async def until_located(self) -> Located | None:
+        """Wait for the model's files to be here; None if the core died before that."""
+        while self._located is None and self.death is None:
+            await self._progress.wait()
+        return self._located
+
     async def until_ready(self) -> EngineInfo | None:
         """Wait for the model to be loaded; None if the core died before that."""
-        await self._settled.wait()
+        while self.info is None and self.death is None:
+            await self._progress.wait()
         return self.info
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     def end_streams(self) -> None:
         """Abort all requests; unlike with `abort`, their sinks hear of it."""
@@ -185,10 +198,11 @@ class CoreClient:
         with contextlib.suppress(EngineDiedError, OSError):
             self._send(Shutdown())
         with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._core.process.wait, timeout)
+            # One that still loads does not listen yet, and has nothing to lose.
+            await asyncio.to_thread(self._core.process.wait, timeout if self.info is not None else 0)
         if self._writer is not None:
             self._writer.transport.abort()
-        await asyncio.to_thread(self._core.stop, 1.0)
+        await asyncio.to_thread(self._core.stop, 1.0 if self.info is not None else 0)
 
     @property
     def _control(self) -> Control:
@@ -227,6 +241,9 @@ class CoreClient:
                     future.set_result(message)
             case Fatal():
                 self._fatal = message
+            case Located():
+                self._located = message
+                self._tell_progress()
             case Ready():
                 raise ValueError("the core was ready twice")
 
@@ -249,4 +266,4 @@ class CoreClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.death)
-        self._settled.set()
+        self._tell_progress()

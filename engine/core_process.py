@@ -30,6 +30,7 @@ from engine.messages import (
     Fatal,
     FromCore,
     GetSnapshot,
+    Located,
     Output,
     Outputs,
     Ready,
@@ -196,7 +197,8 @@ def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToCore | None]) ->
 def _build(config: EngineConfig, sender: Sender) -> EngineCore | None:
     """The engine, or None after saying why there is none."""
     try:
-        resolve_model(config.model, config.seed)  # without torch: a wrong name is told at once
+        resolved = resolve_model(config.model, config.seed)  # before torch: a wrong name is told at once
+        sender.send(Located(str(resolved.folder), resolved.config.vocab_size))
         set_threads()
         from engine.build import build_core
 

@@ -41,6 +41,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
+class Located(msgspec.Struct, frozen=True, tag=True):
+    """The model's files are on this machine: the API process can load the tokenizer while weights are loaded."""
+
+    folder: str
+    vocab_size: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     engine: EngineInfo
     control: Control
@@ -88,4 +95,4 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 ToCore = Start | Add | Abort | SetControl | GetSnapshot | Shutdown
-FromCore = Ready | Fatal | Outputs | Step | Reply
+FromCore = Located | Ready | Fatal | Outputs | Step | Reply

@@ -13,8 +13,6 @@ from aiohttp import web
 
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
-from engine.loading.errors import ModelError
-from engine.loading.resolve import resolve_model
 from engine.server.app import make_app
 from engine.server.service import Loaded, Service
 from engine.tokenizer import Tokenizer, TokenizerError
@@ -49,14 +47,13 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
     status = 0
     try:
         await asyncio.wait({loading, stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done() and not stop.is_set() and client.ready:
-            problem = loading.result()
-            if problem is None:
-                print(_ready_line(service, listener), flush=True)
-                await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                say(problem)
-                status = UNUSABLE
+        problem = loading.result() if loading.done() else None
+        if problem is not None:
+            say(problem)
+            status = UNUSABLE
+        elif service.loaded is not None and not stop.is_set():
+            print(_ready_line(service, listener), flush=True)
+            await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
         if client.death is not None:
             say(str(client.death))
             status = UNUSABLE if client.death.unusable else CRASHED
@@ -75,18 +72,19 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
 
 
 async def load(config: EngineConfig, service: Service, client: CoreClient) -> str | None:
-    """When the core has the model (and made its folder), load its tokenizer; returns what is wrong with it."""
-    info = await client.until_ready()
-    if info is None:
+    """Load the tokenizer while the core loads the weights; returns what is wrong with it."""
+    located = await client.until_located()
+    if located is None:
         return None
     try:
-        resolved = resolve_model(config.model, config.seed)
-        tokenizer = Tokenizer(resolved.folder)
-    except (ModelError, TokenizerError) as error:
+        tokenizer = await asyncio.to_thread(Tokenizer, Path(located.folder))
+    except TokenizerError as error:
         return str(error)
-    local = Path(config.model).expanduser()
-    folder = str(local.resolve()) if local.exists() else None
-    service.loaded = Loaded(info, tokenizer, resolved.config.vocab_size, folder)
+    info = await client.until_ready()
+    if info is not None:
+        local = Path(config.model).expanduser()
+        folder = str(local.resolve()) if local.exists() else None
+        service.loaded = Loaded(info, tokenizer, located.vocab_size, folder)
     return None
 
 
