@@ -42,3 +42,8 @@ def set_threads(environment: MutableMapping[str, str] | None = None) -> None:
         raise RuntimeError("set_threads comes too late: torch is already imported")
     for name, value in choices.items():
         target.setdefault(name, value)
+
+
+def waits_asleep() -> bool:
+    """Whether threads of this process sleep while they wait, rather than spin."""
+    return os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +94,26 @@ def test_poisoned_memory_names_the_request(runner: ModelRunner) -> None:
     keys[2] = values[2] = float("nan")
     with pytest.raises(LogitsError, match="bad"):
         runner.run(StepPlan((good, bad)))
+
+
+def test_a_small_step_takes_one_thread_where_threads_sleep(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    forward = runner.model.forward
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        used.append(torch.get_num_threads())
+        return forward(*arguments)
+
+    monkeypatch.setattr(runner.model, "forward", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for policy, count in (("PASSIVE", 16), ("PASSIVE", 17), ("ACTIVE", 16)):
+            monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+            runner.run(StepPlan((planned("a", "prefill", range(count), 0, count, range(5), True),)))
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 2, 2]
