@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -29,6 +30,8 @@ def say(message: str) -> None:
 
 async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, names: tuple[str, ...]) -> int:
     """Serve until a signal or the core's death; returns the exit code."""
+    # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

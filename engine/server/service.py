@@ -6,9 +6,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from engine.core_client import CoreClient
+from engine.core_client import CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.bodies import check_token_id
@@ -144,7 +145,7 @@ class Service:
         room = min(info.max_model_len, pool)
         whose = (
             f"the model takes {room:,} tokens"
-            if info.max_model_len <= pool
+            if info.max_model_len < pool  # the engine cuts it down to the pool
             else f"the KV cache holds {room:,} tokens ({info.num_blocks:,} blocks of {info.block_size})"
         )
         longest = 0
@@ -173,10 +174,8 @@ class Service:
         return wanted
 
     async def _resume_metrics(self, metrics: Metrics) -> None:
-        client, _ = self.ready()
-        reply = await client.snapshot()
-        self.hub.seen(reply.seq)
-        metrics.resume(decode_snapshot(reply.json))
+        with suppress(ApiError, EngineDiedError):  # then there is nothing left to measure
+            metrics.resume(decode_snapshot(await self.snapshot()))
 
 
 def new_id(kind: str) -> str:

@@ -5,7 +5,9 @@ import socket
 
 from engine.core_process import CoreLoop, Sender
 from engine.framing import FrameSplitter, decode_from_core, frame
-from engine.messages import Output, Outputs, Reply, Shutdown, Step
+from engine.messages import Add, Output, Outputs, Reply, Shutdown, Step
+from engine.request import RequestTooLarge
+from engine.sampling_params import SamplingParams
 
 
 def test_a_stopped_reader_loses_old_records_and_no_outputs() -> None:
@@ -38,6 +40,34 @@ def test_frames_arrive_in_order_however_they_are_cut() -> None:
     splitter = FrameSplitter()
     got = [decode_from_core(body) for i in range(0, len(data), 7) for body in splitter.feed(data[i : i + 7])]
     assert got == sent
+
+
+class FullCore:
+    """A core that no request fits."""
+
+    has_work = False
+
+    def add(self, request: str, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+        raise RequestTooLarge("too large")
+
+    def step(self) -> tuple[tuple[Output, ...], None]:
+        return (), None
+
+
+def test_a_request_that_can_never_fit_is_refused_and_the_loop_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
+    for message in (Add("a", (1,), SamplingParams(1)), Add("b", (1,), SamplingParams(1)), Shutdown()):
+        inbox.put(message)
+    sender = Sender(ours)
+    CoreLoop(FullCore(), inbox, sender).run()  # type: ignore[arg-type]
+    sender.close()
+    received = [decode_from_core(body) for body in FrameSplitter().feed(theirs.recv(1 << 16))]
+    assert received == [
+        Outputs((Output(request, finished="error", error="too large", refused=True),)) for request in "ab"
+    ]
+    ours.close()
+    theirs.close()
 
 
 class IdleCore:

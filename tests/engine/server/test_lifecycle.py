@@ -41,6 +41,36 @@ def test_signals_end_streams_and_processes(start_server, number: int) -> None:
     assert server.stderr.read_text() == ""
 
 
+def test_a_pool_smaller_than_the_model_is_named(start_server) -> None:
+    server = start_server("--model", "tiny", "--dtype", "float32", "--kv-memory", "64KiB")
+    with server.http as http:
+        size = http.get("/v1/models").json()["data"][0]["max_model_len"]
+        assert size == 128
+        answer = http.post("/v1/completions", json={"prompt": [65] * size})
+        assert answer.status_code == 400
+        assert "the KV cache holds 128 tokens (8 blocks of 16)" in answer.json()["error"]["message"]
+        fits = http.post("/v1/completions", json={"prompt": [65] * (size - 8), "max_tokens": 8, "ignore_eos": True})
+        assert fits.json()["usage"]["total_tokens"] == size
+
+
+def test_what_is_not_http_is_refused_quietly(start_server) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    host, port = server.url.removeprefix("http://").split(":")
+    for garbage in (
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x00\xff" * 20,
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(garbage)
+            assert b" 400 " in connection.recv(1000)
+    with socket.create_connection((host, int(port))) as connection:  # leaves in the middle of a body
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert server.http.get("/health").status_code == 200
+    assert server.stop() == 0
+    assert server.stderr.read_text() == ""
+
+
 def test_the_core_dies_and_everyone_is_told(start_server) -> None:
     server = start_server("--model", "tiny", "--kv-memory", "4MiB")
     with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
