@@ -17,12 +17,13 @@ class Linear:
     emits; where this build of torch lacks it, the plain product takes its place.
     """
 
-    __slots__ = ("bias", "packed", "weight")
+    __slots__ = ("bias", "device", "dtype", "packed", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed: Tensor | None = _pack(weight)
         self.weight: Tensor | None = weight if self.packed is None else None
         self.bias = bias
+        self.dtype, self.device = weight.dtype, weight.device
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is None:

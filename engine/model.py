@@ -1,7 +1,8 @@
 """The decoder: Llama, Mistral, Qwen2, Qwen3 (and SmolLM2, which is a Llama), for inference over a paged KV cache.
 
 Rows of all requests of a step lie one after another: [T, hidden]. Queries, keys and values come from one product,
-gate and up from another; only rows that are sampled go on to the logits.
+gate and up from another; only rows that are sampled go on to the logits. The residual is float32 whatever the
+dtype: it is small, and rounding it at every layer is most of what a low precision costs in accuracy.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.head import Head
 from engine.linear import Linear
 from engine.loading.config import ModelConfig
 from engine.loading.weights import Weights
@@ -26,7 +28,7 @@ KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, bloc
 class Layer:
     """One decoder layer's parameters."""
 
-    input_norm: Tensor
+    input_norm: Tensor  # float32, as mlp_norm
     qkv: Linear
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     output: Linear
@@ -46,8 +48,8 @@ class Decoder:
         vocabulary = [config.vocab_size, config.hidden_size]
         self.embedding = weights.get("model.embed_tokens.weight", vocabulary)
         self.layers = [_load_layer(config, weights, i) for i in range(config.num_layers)]
-        self.norm = weights.get("model.norm.weight", [config.hidden_size])
-        self.head = Linear(self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary))
+        self.norm = weights.get("model.norm.weight", [config.hidden_size]).float()
+        self.head = Head(self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary))
         self.rotary = RotaryTables(config.rope, config.head_dim, max_positions, self.dtype, self.device)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> list[KVCache]:
@@ -82,9 +84,10 @@ class Decoder:
         cos, sin = self.rotary.at(positions)
         rotate = self.rotary.rotate
         last = self.layers[-1]
-        hidden = F.embedding(token_ids, self.embedding)
+        dtype = self.dtype
+        hidden = F.embedding(token_ids, self.embedding).float()
         for layer, (key_cache, value_cache) in zip(self.layers, caches, strict=True):
-            heads = layer.qkv(F.rms_norm(hidden, hidden_shape, layer.input_norm, eps))
+            heads = layer.qkv(F.rms_norm(hidden, hidden_shape, layer.input_norm, eps).to(dtype))
             heads = heads.view(tokens, all_heads, head_dim)
             query_key, value = heads[:, :rotated_heads], heads[:, rotated_heads:]
             if layer.qk_norm is not None:
@@ -104,12 +107,12 @@ class Decoder:
             if layer is last:  # past its keys and values, only the sampled rows are of use
                 hidden, attended = hidden[sampled_rows], attended[sampled_rows]
             hidden.add_(layer.output(attended))
-            gate_up = layer.gate_up(F.rms_norm(hidden, hidden_shape, layer.mlp_norm, eps))
+            gate_up = layer.gate_up(F.rms_norm(hidden, hidden_shape, layer.mlp_norm, eps).to(dtype))
             gate, up = gate_up.chunk(2, dim=1)
             hidden.add_(layer.down(F.silu(gate).mul_(up)))
         if sampled_rows.shape[0] == 0:
             return torch.empty(0, config.vocab_size, device=self.device)
-        return self.head(F.rms_norm(hidden, hidden_shape, self.norm, eps)).float()
+        return self.head(F.rms_norm(hidden, hidden_shape, self.norm, eps).to(dtype))
 
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
@@ -131,7 +134,7 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         query_norm, key_norm = (vector(f"self_attn.{name}_norm", head_dim) for name in "qk")
         qk_norm = torch.stack([query_norm] * config.num_heads + [key_norm] * config.num_kv_heads)
     return Layer(
-        input_norm=vector("input_layernorm", hidden),
+        input_norm=vector("input_layernorm", hidden).float(),
         qkv=linear(
             [f"self_attn.{name}_proj" for name in "qkv"],
             [query_rows, kv_rows, kv_rows],
@@ -140,7 +143,7 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         ),
         qk_norm=qk_norm,
         output=linear(["self_attn.o_proj"], [hidden], query_rows, config.output_bias),
-        mlp_norm=vector("post_attention_layernorm", hidden),
+        mlp_norm=vector("post_attention_layernorm", hidden).float(),
         gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden, config.mlp_bias),
         down=linear(["mlp.down_proj"], [hidden], inner, config.mlp_bias),
         sliding_window=config.sliding_windows[index],

@@ -12,6 +12,7 @@ import torch
 from engine.model import Decoder
 from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.sampler import Sampler
+from engine.sampling_params import SamplingParams
 from engine.threads import waits_asleep
 from kernels.attention import AttentionMetadata
 
@@ -28,6 +29,7 @@ class ModelRunner:
         self.sampler = sampler
         self.block_size = block_size
         self.caches = model.allocate_kv(num_blocks, block_size)
+        model.head.centre(self._usual_best_logit(min(64, num_blocks * block_size)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute `plan`. Raises LogitsError if a row that samples has no usable logits."""
@@ -48,6 +50,18 @@ class ModelRunner:
         sampled = {row.request_id: token for row, token in zip(sampling, tokens, strict=True)}
         ended = time.perf_counter()
         return StepResult(sampled, prepared - begun, computed - prepared, ended - computed)
+
+    def _usual_best_logit(self, count: int) -> float:
+        """The largest logit, on average, after each of `count` tokens from all over the vocabulary."""
+        stride = max(1, self.model.config.vocab_size // count)
+        tokens = [i * stride % self.model.config.vocab_size for i in range(count)]
+        blocks = range(-(-count // self.block_size))
+        row = PlannedRow("", "prefill", tokens, count, 0, count, blocks, True, SamplingParams(max_tokens=1))
+        device = self.model.device
+        token_ids, positions, metadata, _ = flatten([row], self.block_size, device)
+        every = torch.arange(count, device=device)
+        logits = self.model.forward(token_ids.to(device), positions.to(device), metadata, self.caches, every)
+        return float(logits.max(dim=-1).values.mean())
 
 
 @contextlib.contextmanager
