@@ -1,0 +1,90 @@
+"""Every command of the README works, in the README's order and on its model; only the replays are cut to two sessions."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+    if line.strip()
+]
+# Set-up is what this test runs in: `make` made it, by these very commands (see the Makefile).
+SET_UP = ("make ", "pip install")
+SERVE = "paged-engine serve"
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PAGED_ENGINE_PORT": str(port),
+        "OUT": str(tmp_path_factory.mktemp("readme")),
+    }
+
+
+@pytest.fixture(scope="module")
+def engine(environment):
+    process = subprocess.Popen([BIN / "paged-engine", "serve"], env=environment, cwd=ROOT)
+    health = f"http://127.0.0.1:{environment['PAGED_ENGINE_PORT']}/health"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(health, timeout=5)
+                break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def test_the_readme_names_the_commands_that_matter():
+    text = "\n".join(COMMANDS)
+    for word in ("make demo", "make test", SERVE, "paged-top --url", "loadgen replay", "loadgen compare", "PATCH"):
+        assert word in text
+
+
+def test_the_makefile_sets_up_as_the_readme_says():
+    makefile = (ROOT / "Makefile").read_text()
+    for command in COMMANDS:
+        if command.startswith("pip install"):
+            assert command in makefile.replace("$(BIN)/python -m ", "")
+    assert "make test" in (ROOT / ".ci/run").read_text()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(SET_UP) and c != SERVE])
+def test_a_command_works(command, environment, engine):
+    command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
+    command = re.sub(r"--sessions \d+ --speed \d+", "--sessions 2 --speed 200", command)
+    command = re.sub(r"--json (\w+\.json)", r"--json $OUT/\1", command)
+    done = subprocess.run(command, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    # curl ends with 28 when its time is up, which is how an endless stream is sampled.
+    assert done.returncode == (28 if "--max-time" in command else 0), done.stdout + done.stderr
+    assert (done.stdout or done.stderr).strip()
+    assert '"error"' not in done.stdout
+
+
+def test_each_picture_and_path_exists():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
