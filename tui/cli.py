@@ -144,6 +144,9 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
     if session.error:
         print(f"paged-top: error: the engine ended: {session.error}", file=sys.stderr)
         return 1
+    if replay and replay.failure:
+        print(f"paged-top: error: {replay.failure}", file=sys.stderr)
+        return 1
     return code if code is not None else 1
 
 

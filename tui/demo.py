@@ -22,7 +22,6 @@ FIRST_HALF, SECOND_HALF = 25.0, 35.0
 PROGRESS_EVERY = 5.0
 OLD: dict[str, Any] = {"batching": "static", "allocation": "reserved"}
 NEW: dict[str, Any] = {"batching": "continuous", "allocation": "paged"}
-REPLAY_INTERRUPTED = 130
 
 
 async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look: Look) -> int:
@@ -50,9 +49,9 @@ async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look
     write_frame(frame, *size, look, sys.stdout)
     print()
     print("\n".join(replay.report))
-    if code not in (0, REPLAY_INTERRUPTED):
-        return fail(f"the replay ended with exit code {code}: {replay.progress} (log: {replay.log_path})")
-    return 0
+    if code is None:
+        return fail("the replay never started")
+    return fail(replay.failure) if replay.failure else 0
 
 
 class EngineEnded(Exception):

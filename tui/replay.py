@@ -1,4 +1,4 @@
-"""The demo's load: `loadgen replay` as a child, its output kept in a log and its state told on the screen."""
+"""The demo's load: `loadgen replay` as a child, its state told on the screen and its output in a log if it fails."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from tui import figures
 from tui.child import Child, command
 
 TRACE = Path("traces") / "chat500.jsonl"
 STOP_TIMEOUT = 30.0  # it finishes its report first
+INTERRUPTED = 130  # its exit code when it was stopped
 
 
 class NoTrace(FileNotFoundError):
@@ -33,18 +35,18 @@ class Replay:
 
     def __init__(self, trace: Path, clock: Callable[[], float]) -> None:
         self.trace = trace
-        self.log_path: Path | None = None
+        self.log_path: Path | None = None  # of a log that is there
+        self._log: TextIO | None = None
         self._clock = clock
         self._child: Child | None = None
         self._started = 0.0
         self._ended: float | None = None
-        self._failed = ""
 
     async def start(self, url: str, sessions: int | None, speed: float) -> None:
         """Replay against `url`."""
         descriptor, name = tempfile.mkstemp(prefix="paged-top-replay-", suffix=".log")
         self.log_path = Path(name)
-        log = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._log = log = os.fdopen(descriptor, "w", encoding="utf-8")
         limit = ["--sessions", str(sessions)] if sessions else []
         self._started = self._clock()
 
@@ -82,7 +84,14 @@ class Replay:
         took = figures.clock(self._ended - self._started)
         if self.exit_code == 0:
             return f"replay: done in {took}"
-        return f"replay: exit code {self.exit_code} after {took}, log {self.log_path}"
+        return f"replay: exit code {self.exit_code} after {took}"
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, and where its log is; empty while it runs, when it is done and when it was interrupted."""
+        if self.exit_code in (None, 0, INTERRUPTED):
+            return ""
+        return f"the replay ended with exit code {self.exit_code}: {self.progress} (log: {self.log_path})"
 
     @property
     def report(self) -> list[str]:
@@ -95,12 +104,15 @@ class Replay:
         lines = self._child.lines if self._child else ()
         return next((line for line in reversed(lines) if line.strip()), "")
 
-    async def wait(self) -> int:
-        assert self._child is not None
-        return await self._child.wait()
-
     async def stop(self) -> int | None:
-        """Interrupt it, so that it reports what it has; its exit code, or None if it never ran."""
-        if self._child is None:
-            return None
-        return await self._child.stop(signal.SIGINT, STOP_TIMEOUT)
+        """Interrupt it, so that it reports what it has; its exit code, or None if it never ran.
+
+        The log stays only if it failed.
+        """
+        code = await self._child.stop(signal.SIGINT, STOP_TIMEOUT) if self._child else None
+        if self._log:
+            self._log.close()
+        if self.log_path and not self.failure:
+            self.log_path.unlink(missing_ok=True)
+            self.log_path = None
+        return code

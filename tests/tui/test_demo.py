@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tempfile
 
 import pytest
 
@@ -25,6 +26,15 @@ def short(monkeypatch):
 def write_trace(path, output_tokens, system="Be kind. " * 20):
     header = {"format": "paged-top-chat", "version": 1, "systems": {"main": system}, "temperature": 0.7}
     turn = {"user": "How are you?", "user_tokens": 4, "output_tokens": output_tokens, "seed": 7}
+@pytest.fixture(autouse=True)
+def logs(tmp_path, monkeypatch):
+    """The folder of the replay's log."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
     lines = [header] + [
         {"session": f"s{count:04}", "arrival": count * 0.05, "system": "main", "turns": [turn]} for count in range(200)
     ]
@@ -41,7 +51,7 @@ async def run(trace):
         await session.close()
 
 
-async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short):
+async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short, logs):
     code, session, replay = await run(write_trace(tmp_path / "t.jsonl", 400))
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -57,14 +67,18 @@ async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short):
     assert session._own.child.exit_code is not None
 
 
-async def test_a_replay_that_fails_is_told(tmp_path, capsys, short):
+async def test_a_replay_that_fails_is_told_and_keeps_its_log(tmp_path, capsys, short, logs):
+    assert list(logs.iterdir()) == []
     broken = tmp_path / "t.jsonl"
     broken.write_text('{"format": "something else"}\n')
     code, _, replay = await run(broken)
     assert code == 1
     error = capsys.readouterr().err
     assert "the replay ended with exit code 2" in error
-    assert str(replay.log_path) in error
+    (log,) = logs.iterdir()
+    assert str(log) in error
+    assert "the first line must be the header" in log.read_text()
+    assert replay.line.startswith("replay: exit code 2 after ")
 
 
 async def test_an_engine_that_does_not_come_is_told(tmp_path, capsys, short):

@@ -15,21 +15,22 @@ import threading
 import pytest
 
 MAIN = "import sys; from tui.cli import main; sys.exit(main())"
+OTHER_TRACE = "import pathlib, sys, tui.replay; tui.replay.find_trace = lambda: pathlib.Path('{trace}'); " + MAIN
 
 
 class Terminal:
     """One run of paged-top in a terminal of 80 x 24."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, main=MAIN, **environment):
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, *arguments],
+            [sys.executable, "-c", main, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**environment, "TERM": "xterm-256color"},
+            env={**clean, "TERM": "xterm-256color", **environment},
             start_new_session=True,
         )
         os.close(slave)
@@ -84,4 +85,17 @@ def test_an_engine_that_cannot_start_is_on_the_screen_and_in_the_exit_code():
     terminal.wait_for("the engine ended")
     os.write(terminal.master, b"q")
     assert terminal.end() == 1
+    assert b"Traceback" not in terminal.seen
+
+
+def test_a_replay_that_fails_is_on_the_screen_and_in_the_exit_code(tmp_path):
+    trace, logs = tmp_path / "t.jsonl", tmp_path / "logs"
+    trace.write_text('{"format": "something else"}\n')
+    logs.mkdir()
+    terminal = Terminal("--demo", "--model", "tiny", main=OTHER_TRACE.format(trace=trace), TMPDIR=str(logs))
+    terminal.wait_for("replay: exit code 2")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 1
+    (log,) = logs.iterdir()
+    assert f"(log: {log})" in terminal.seen.decode()
     assert b"Traceback" not in terminal.seen
