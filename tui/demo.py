@@ -65,7 +65,9 @@ async def _ready(session: Session, running: asyncio.Task[None]) -> bool:
         for line in session.log[told:]:
             print(line, flush=True)
         told = len(session.log)
-        if running.done() or session.error or session.link.phase == "foreign":
+        link = session.link
+        gone = link.phase == "foreign" or (link.phase == "connecting" and link.detail)
+        if running.done() or session.error or gone:
             return False
         await asyncio.sleep(0.1)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import tempfile
@@ -92,6 +93,41 @@ async def test_an_engine_that_does_not_come_is_told(tmp_path, capsys, short):
 def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
     assert find_trace().name == "chat500.jsonl"
     monkeypatch.chdir(tmp_path)
+async def test_an_engine_that_is_not_there_is_told(tmp_path, capsys, short):
+    replay = Replay(write_trace(tmp_path / "t.jsonl", 5), time.monotonic)
+    session = Session("http://127.0.0.1:1", replay=replay)
+    assert await asyncio.wait_for(run_demo(session, replay, (80, 24), Look()), 60) == 1
+    assert "http://127.0.0.1:1: nothing answers there" in capsys.readouterr().err
+    await session.close()
+
+
+def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
+    assert find_trace().name == "chat500.jsonl"
+    monkeypatch.chdir(tmp_path)
+async def test_an_engine_that_is_not_there_is_told(tmp_path, capsys, short):
+    replay = Replay(write_trace(tmp_path / "t.jsonl", 5), time.monotonic)
+    session = Session("http://127.0.0.1:1", replay=replay)
+    assert await asyncio.wait_for(run_demo(session, replay, (80, 24), Look()), 60) == 1
+    assert "http://127.0.0.1:1: nothing answers there" in capsys.readouterr().err
+    await session.close()
+
+
+def test_a_line_of_figures_is_the_screens(simulated, fold, monkeypatch):
+    monkeypatch.setattr(demo, "PROGRESS_EVERY", RATE_WINDOW)
+    items = list(simulated.simulate(300, {0: simulated.STATIC_RESERVED}))
+    feed = fold(items[: 1 + next(i for i, item in enumerate(items) if i > 90 and item.held)])
+    feed._clock = lambda: 100.0  # no record has come for a while, as in a long step
+    view = feed.view()
+    assert any(state.status == "held" for state in view.requests.values())
+    shown = "\n".join(text_of(line) for line in scene.draw(Frame(Status(Link("live")), view), 160, 48, Look()))
+    line = demo._line(view)
+    rate = re.search(r"output +([\d,]+) tok/s", line)[1]
+    assert f" {rate} tok/s" in shown
+    batch = re.search(r"(\d+) in the batch, +(\d+) waiting", line)
+    assert f"batch {batch[1]}/" in shown
+    assert f"queue {batch[2]}" in shown
+
+
     monkeypatch.setattr("tui.replay.__file__", str(tmp_path / "tui" / "replay.py"))
     with pytest.raises(NoTrace, match=r"chat500\.jsonl"):
         find_trace()
