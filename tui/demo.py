@@ -10,13 +10,12 @@ from typing import Any
 
 from tui import figures
 from tui.client import Refused, Unreachable
-from tui.fold import EngineFold
-from tui.history import Window, quantile
+from tui.history import quantile
 from tui.look import Look
 from tui.once import fail, write_frame
 from tui.replay import Replay
 from tui.session import Session
-from tui.view import Frame, Status
+from tui.view import Frame, Status, View
 
 FIRST_HALF, SECOND_HALF = 25.0, 35.0
 PROGRESS_EVERY = 5.0
@@ -88,15 +87,16 @@ async def _watch(session: Session, seconds: float, running: asyncio.Task[None]) 
             raise EngineEnded
         if session.replay and session.replay.exit_code:
             return  # it failed: its report says why
-        if session.feed and session.feed.fold:
-            now = session.feed.now
-            print(_line(session.feed.fold, session.feed.history.window(now - PROGRESS_EVERY, now)), flush=True)
+        if view := session.view():
+            print(_line(view), flush=True)
 
 
-def _line(fold: EngineFold, window: Window) -> str:
-    running = sum(state.status != "waiting" for state in fold.requests.values())
+def _line(view: View) -> str:
+    """Figures of the last seconds, as the screen has them; the batch counts rows that are held, too."""
+    window = view.history.window(view.now - PROGRESS_EVERY, view.now)
+    in_batch = sum(state.status != "waiting" for state in view.requests.values())
     return (
-        f"  step {fold.seq:>7,}   {running:>3} running, {fold.queue.length:>3} waiting"
+        f"  step {view.seq:>7,}   {in_batch:>3} in the batch, {view.queue.length:>3} waiting"
         f"   internal waste {figures.percent(window.internal_share):>6}"
         f"   output {figures.count(window.per_second(window.output_tokens)):>5} tok/s"
         f"   TTFT p50 {figures.seconds(quantile(window.ttft, 0.5)):>6}"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import re
 import tempfile
+import time
 
 import pytest
 
-from tui import demo, history
+from tui import demo, history, scene
 from tui.demo import run_demo
 from tui.look import Look
+from tui.panels.line import text_of
 from tui.replay import NoTrace, Replay, find_trace
 from tui.session import Session
+from tui.view import RATE_WINDOW, Frame, Link, Status
 
 
 @pytest.fixture
@@ -24,9 +27,6 @@ def short(monkeypatch):
     monkeypatch.setattr(history, "SWITCH_GROUP", 0.5)
 
 
-def write_trace(path, output_tokens, system="Be kind. " * 20):
-    header = {"format": "paged-top-chat", "version": 1, "systems": {"main": system}, "temperature": 0.7}
-    turn = {"user": "How are you?", "user_tokens": 4, "output_tokens": output_tokens, "seed": 7}
 @pytest.fixture(autouse=True)
 def logs(tmp_path, monkeypatch):
     """The folder of the replay's log."""
@@ -36,6 +36,9 @@ def logs(tmp_path, monkeypatch):
     return folder
 
 
+def write_trace(path, output_tokens, system="Be kind. " * 20):
+    header = {"format": "paged-top-chat", "version": 1, "systems": {"main": system}, "temperature": 0.7}
+    turn = {"user": "How are you?", "user_tokens": 4, "output_tokens": output_tokens, "seed": 7}
     lines = [header] + [
         {"session": f"s{count:04}", "arrival": count * 0.05, "system": "main", "turns": [turn]} for count in range(200)
     ]
@@ -66,10 +69,10 @@ async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short, lo
     assert "sessions served whole" in out
     assert replay.exit_code in (0, 130)
     assert session._own.child.exit_code is not None
+    assert list(logs.iterdir()) == []
 
 
 async def test_a_replay_that_fails_is_told_and_keeps_its_log(tmp_path, capsys, short, logs):
-    assert list(logs.iterdir()) == []
     broken = tmp_path / "t.jsonl"
     broken.write_text('{"format": "something else"}\n')
     code, _, replay = await run(broken)
@@ -90,20 +93,6 @@ async def test_an_engine_that_does_not_come_is_told(tmp_path, capsys, short):
     await session.close()
 
 
-def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
-    assert find_trace().name == "chat500.jsonl"
-    monkeypatch.chdir(tmp_path)
-async def test_an_engine_that_is_not_there_is_told(tmp_path, capsys, short):
-    replay = Replay(write_trace(tmp_path / "t.jsonl", 5), time.monotonic)
-    session = Session("http://127.0.0.1:1", replay=replay)
-    assert await asyncio.wait_for(run_demo(session, replay, (80, 24), Look()), 60) == 1
-    assert "http://127.0.0.1:1: nothing answers there" in capsys.readouterr().err
-    await session.close()
-
-
-def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
-    assert find_trace().name == "chat500.jsonl"
-    monkeypatch.chdir(tmp_path)
 async def test_an_engine_that_is_not_there_is_told(tmp_path, capsys, short):
     replay = Replay(write_trace(tmp_path / "t.jsonl", 5), time.monotonic)
     session = Session("http://127.0.0.1:1", replay=replay)
@@ -128,6 +117,9 @@ def test_a_line_of_figures_is_the_screens(simulated, fold, monkeypatch):
     assert f"queue {batch[2]}" in shown
 
 
+def test_the_trace_is_found_or_its_absence_told(tmp_path, monkeypatch):
+    assert find_trace().name == "chat500.jsonl"
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tui.replay.__file__", str(tmp_path / "tui" / "replay.py"))
     with pytest.raises(NoTrace, match=r"chat500\.jsonl"):
         find_trace()
