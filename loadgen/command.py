@@ -22,7 +22,7 @@ from loadgen.compare import SIDES, ratios
 from loadgen.engine_process import EngineProcess, EngineStartError
 from loadgen.engine_watch import EngineError
 from loadgen.replay import Options, RunResult, ServerError, replay
-from loadgen.report import print_comparison, print_notes, print_report
+from loadgen.report import print_comparison, print_report
 from loadgen.trace import Trace, TraceError, read_trace
 
 EXIT_INTERRUPTED = 130
@@ -140,9 +140,6 @@ async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Inter
     if len(results) == len(SIDES):
         ratio = ratios(*documents)
         print_comparison(results[0], results[1], ratio, (names[0], names[1]), out)
-        for name, result in zip(names, results, strict=True):
-            out.print(f"{name}:", highlight=False)
-            print_notes(result, out)
     else:
         out.print(f"Interrupted: only {names[0]} was run.")
         print_report(results[0], out, not arguments.no_plots)

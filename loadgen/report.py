@@ -124,16 +124,16 @@ def _engine_table(engine: dict[str, Any]) -> Table:
     return table
 
 
-def print_notes(result: RunResult, console: Console) -> None:
-    """What a reader must know, and the first failure of each kind in the server's own words."""
+def print_notes(result: RunResult, console: Console, side: str = "") -> None:
+    """What a reader must know, and the first failure of each kind in the server's own words; `side` begins each."""
     told: set[str] = set()
     for record in result.records:
         if record.outcome.failed and record.detail and record.outcome not in told:
             told.add(record.outcome)
             where = f"session {record.session} turn {record.turn}"
-            console.print(f"First '{record.outcome}': {where}: {record.detail}", markup=False, highlight=False)
+            console.print(f"{side}First '{record.outcome}': {where}: {record.detail}", markup=False, highlight=False)
     for note in result.notes:
-        console.print(f"Note: {note}", markup=False, highlight=False)
+        console.print(f"{side}Note: {note}", markup=False, highlight=False)
 
 
 def print_report(result: RunResult, console: Console, plots: bool) -> None:
@@ -155,7 +155,10 @@ def print_report(result: RunResult, console: Console, plots: bool) -> None:
 def print_comparison(
     a: RunResult, b: RunResult, ratio: dict[str, Any], names: tuple[str, str], console: Console
 ) -> None:
-    """Two runs side by side, with b / a."""
+    """Two runs side by side, with b / a, and the notes of each."""
+    for name, side in zip(names, (a, b), strict=True):
+        if side.interrupted:
+            console.print(f"Interrupted: {name} is what was measured so far, so the ratios are of unequal work.")
     table = Table(title="Side by side", title_justify="left")
     table.add_column("")
     for column in (*names, "ratio"):
@@ -177,5 +180,14 @@ def print_comparison(
         cells = [text((getattr(side, part) or {}).get(name), name) for side in (a, b)]
         if cells != ["-", "-"]:
             quotient = (ratio.get(part) or {}).get(name)
-            table.add_row(title, *cells, "-" if quotient is None else f"{quotient:.2f}x")
+            table.add_row(title, *cells, _times(quotient))
     console.print(table)
+    for name, side in zip(names, (a, b), strict=True):
+        print_notes(side, console, f"{name}: ")
+
+
+def _times(quotient: float | None) -> str:
+    """A ratio with two digits at least: one that is small is not 0."""
+    if quotient is None:
+        return "-"
+    return f"{quotient:.2g}x" if 0 < abs(quotient) < 0.1 else f"{quotient:,.2f}x"

@@ -123,11 +123,33 @@ def test_side_by_side() -> None:
     figures, _ = engine_figures()
     a = result(completed(0, 1.0), engine=figures)
     b = result(completed(0, 1.0, tokens=9), engine=figures)
-    console = Console(file=io.StringIO(), width=120)
-    print_comparison(a, b, ratios(a.document(), b.document()), ("old", "new"), console)
-    out = console.file.getvalue()  # type: ignore[attr-defined]
+    out = compared(a, b)
     (line,) = (line for line in out.splitlines() if "output tokens/s" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")] == ["output tokens/s", "3.000", "9.000", "3.00x"]
+
+
+def compared(a: RunResult, b: RunResult) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    print_comparison(a, b, ratios(a.document(), b.document()), ("old", "new"), console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_side_by_side_has_the_notes_of_each_side_and_no_empty_ones() -> None:
+    plain = compared(result(completed(0, 1.0)), result(completed(0, 1.0)))
+    assert plain.splitlines()[-1].startswith("└")
+    noted = compared(result(completed(0, 1.0)), result(completed(0, 1.0), notes=("slow",)))
+    assert noted.splitlines()[-1] == "new: Note: slow"
+
+
+def test_a_side_that_was_interrupted_is_told() -> None:
+    out = compared(result(completed(0, 1.0)), result(completed(0, 1.0), interrupted=True))
+    assert out.startswith("Interrupted: new is what was measured so far")
+
+
+def test_a_small_ratio_is_not_0() -> None:
+    out = compared(result(completed(0, 1.0), completed(1, 601.0)), result(completed(0, 1.0, tokens=4)))
+    (line,) = (line for line in out.splitlines() if "wall time" in line)
+    assert "0.0017x" in line
 
 
 @pytest.mark.parametrize(
