@@ -58,9 +58,9 @@ def server_url(text: str) -> str:
     """An http(s) address without a path at its end; `/v1` is taken off."""
     from urllib.parse import urlsplit
 
-    parts = urlsplit(text)
     try:
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable:

@@ -132,6 +132,8 @@ async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> 
         (["replay", "{trace}", "--rate", "x"], "--rate: expected a number above 0"),
         (["replay", "{trace}", "--seed", "-1"], "--seed: expected a whole number from 0 on"),
         (["replay", "{trace}", "--url", "localhost:1"], "--url: expected an address like http://127.0.0.1:8000"),
+        (["replay", "{trace}", "--url", "http://[::1"], "--url: expected an address like http://127.0.0.1:8000"),
+        (["replay", "{trace}", "--url", "http://127.0.0.1:0"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--mode", "fast"], "--mode: expected one of static, continuous, got 'fast'"),
         (["replay", "{trace}", "--engine-args", '"x'], "--engine-args: cannot be split"),
         (["replay", "{folder}/none.jsonl"], "none.jsonl: cannot be read: No such file or directory"),
