@@ -67,7 +67,7 @@ class EngineFigures:
     _step_seconds: list[float] = field(default_factory=list)
     _rows: int = 0
     _peak_rows: int = 0
-    _peak_internal: float = 0.0
+    _peak_internal: float | None = None
     _peak_external: int = 0
     _peak_saved: tuple[int, int] = (0, 0)
     _modes: dict[str, None] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class EngineFigures:
     def _peaks(self) -> None:
         waste, sharing = self._waste, self._sharing
         if waste.held:
-            self._peak_internal = max(self._peak_internal, waste.internal / waste.held)
+            self._peak_internal = max(self._peak_internal or 0.0, waste.internal / waste.held)
         self._peak_external = max(self._peak_external, waste.external)
         self._peak_saved = max(self._peak_saved, (sharing.saved_blocks, sharing.saved_bytes))
 

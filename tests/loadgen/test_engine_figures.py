@@ -100,6 +100,7 @@ def test_a_restart_is_refused(changes: dict[str, Any]) -> None:
         last = msgspec.structs.replace(last, engine=msgspec.structs.replace(last.engine, started_unix=2.0))
     with pytest.raises(ValueError, match="restarted"):
         ledger.figures(last)
+    assert figures["peak_internal_waste_share"] is None  # nothing was held: not a waste of 0
 
 
 def test_moments_on_another_clock() -> None:
