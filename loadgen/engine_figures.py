@@ -54,10 +54,15 @@ class _Area:
 
 @dataclass(slots=True)
 class EngineFigures:
-    """Takes the records after `first` in order, then gives the figures of the window up to a last snapshot."""
+    """Takes the records after `first` in order, then gives the figures of the window up to a last snapshot.
+
+    The window begins with the first request after `first`, or with `first` if the engine is at work then: an idle
+    engine's snapshot has the time of its last record, which may be long ago.
+    """
 
     first: Snapshot
     next_seq: int = field(init=False)
+    began: float = field(init=False)
     lost_records: int = 0
     moments: list[Moment] = field(default_factory=list)
     _area: _Area = field(default_factory=_Area)
@@ -71,11 +76,12 @@ class EngineFigures:
     _peak_external: int = 0
     _peak_saved: tuple[int, int] = (0, 0)
     _modes: dict[str, None] = field(default_factory=dict)
-    _external_now: int = 0
+    _begun: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.next_seq = self.first.seq + 1
-        self._time = self.first.time
+        self.began = self._time = self.first.time  # on the engine's clock
+        self._begun = bool(self.first.requests or self.first.waste.held)
         self._waste, self._sharing = self.first.waste, self.first.sharing
         self._peaks()
 
@@ -85,6 +91,9 @@ class EngineFigures:
             return
         self.lost_records += record.seq - self.next_seq
         self.next_seq = record.seq + 1
+        if not self._begun:
+            self.began = self._time = min([record.time, *(arrived.time for arrived in record.arrived)])
+            self._begun = True
         self._advance(record.time, record.waste, record.sharing)
         self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
         if record.rows:
@@ -144,7 +153,7 @@ class EngineFigures:
             "num_blocks": engine.num_blocks,
             "max_model_len": engine.max_model_len,
             "modes": list(self._modes) or [f"{last.control.batching}+{last.control.allocation}"],
-            "window_s": last.time - self.first.time,
+            "window_s": last.time - self.began,
             "busy_s": area.busy,
             "steps": after.steps - before.steps,
             "mean_step_ms": _share(sum(steps) * 1000, len(steps)),

@@ -249,7 +249,7 @@ async def replay(
         settings=settings,
         records=tuple(records),
         start=begin,
-        moments=tuple(since(watch.ledger.moments, watch.first.time)) if watch is not None else (),
+        moments=tuple(since(watch.ledger.moments, watch.ledger.began)) if watch is not None else (),
         notes=tuple(notes),
         interrupted=stop.is_set(),
     )

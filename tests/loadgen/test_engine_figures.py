@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from steps import record, row, snapshot
 
-from engine.protocol import Control, Counters, Preempted, SharingLedger, WasteLedger
+from engine.protocol import Arrived, Control, Counters, Preempted, SharingLedger, WasteLedger
 from loadgen.engine_figures import EngineFigures, since
 
 
@@ -24,7 +24,18 @@ def test_time_weighted_waste_by_hand() -> None:
     assert figures["mean_external_waste_share"] == pytest.approx(8 * 10 / (40 * 16 * 10))
     assert figures["peak_external_waste_share"] == pytest.approx(8 / 160)
     assert figures["mean_held_slots"] == pytest.approx(1600 / 40)
-    assert (figures["busy_s"], figures["window_s"]) == (40.0, 105.0)
+    assert (figures["busy_s"], figures["window_s"]) == (40.0, 100.0)
+
+
+def test_the_window_begins_with_the_first_request_however_long_the_engine_was_idle() -> None:
+    """The snapshot's time is that of the last record: an hour before the request that came at 3700."""
+    ledger = EngineFigures(snapshot(9, 100.0))
+    ledger.add(record(10, 3702.0, arrived=(Arrived("r", 8, 4, 3700.0),), waste=WasteLedger(held=16, filled=16)))
+    ledger.add(record(11, 3705.0))
+    assert ledger.began == 3700.0
+    figures = ledger.figures(snapshot(11, 3705.0))
+    assert (figures["window_s"], figures["busy_s"]) == (5.0, 3.0)
+    assert [moment.time for moment in since(ledger.moments, ledger.began)] == [2.0, 5.0]
 
 
 def test_what_holds_before_the_first_record_counts() -> None:
@@ -89,6 +100,7 @@ def test_modes_seen() -> None:
 def test_an_idle_window_has_no_shares() -> None:
     figures = EngineFigures(snapshot(3, 1.0)).figures(snapshot(3, 2.0))
     assert (figures["steps"], figures["hit_rate"], figures["mean_internal_waste_share"]) == (0, None, None)
+    assert figures["peak_internal_waste_share"] is None  # nothing was held: not a waste of 0
     assert figures["modes"] == ["continuous+paged"]
 
 
@@ -100,7 +112,6 @@ def test_a_restart_is_refused(changes: dict[str, Any]) -> None:
         last = msgspec.structs.replace(last, engine=msgspec.structs.replace(last.engine, started_unix=2.0))
     with pytest.raises(ValueError, match="restarted"):
         ledger.figures(last)
-    assert figures["peak_internal_waste_share"] is None  # nothing was held: not a waste of 0
 
 
 def test_moments_on_another_clock() -> None:
