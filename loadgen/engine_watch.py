@@ -102,7 +102,7 @@ class EngineWatch:
 
     async def _caught_up(self, seq: int) -> None:
         async with self._progress:
-            await self._progress.wait_for(lambda: self.ledger.next_seq > seq or self._task.done())
+            await self._progress.wait_for(lambda: self.ledger.next_seq > seq)
 
     async def finish(self) -> dict[str, Figure]:
         """Read up to the engine's present state, stop, and give the figures. Raises `EngineError`."""
@@ -110,8 +110,11 @@ class EngineWatch:
             last = await read_snapshot(self.http, self.url)
             if last is None:
                 raise EngineError(f"{self.url}/engine/snapshot is gone")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._caught_up(last.seq), CATCH_UP_TIMEOUT)
+            rest = asyncio.create_task(self._caught_up(last.seq))
+            try:
+                await asyncio.wait([rest, self._task], timeout=CATCH_UP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                rest.cancel()
         finally:
             await self.close()
         if not self._task.cancelled() and (problem := self._task.exception()):

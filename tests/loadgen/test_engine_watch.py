@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from golden import GoldenServer, answer
@@ -98,6 +99,13 @@ async def test_a_stream_that_never_catches_up_is_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(engine_watch, "CATCH_UP_TIMEOUT", 0.2)
     figures = await watch(GoldenEngine([*records(1, 2)], last_seq=5))
     assert figures["records_lost"] == 3
+
+
+async def test_a_stream_that_is_not_understood_is_told_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "CATCH_UP_TIMEOUT", 3600.0)
+    broken = msgspec.structs.replace(records(2)[0], time="x")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="not the protocol of this loadgen"):
+        await asyncio.wait_for(watch(GoldenEngine([*records(1), broken], last_seq=2)), 60)
 
 
 async def test_no_engine_is_none() -> None:
