@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot
 
 MAX_POINTS = 40_000  # records kept
@@ -143,7 +145,8 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 class History:
     """Fed with each record before the fold applies it; asked for windows, steps and switches.
 
-    Append-only but for what is too old, so that a question about a past moment keeps its answer.
+    Append-only but for what is too old, so that a question about a past moment keeps its answer. Only a step that
+    began before the question and ended after it changes it: what it did was not known then.
     """
 
     def __init__(self) -> None:
@@ -160,6 +163,7 @@ class History:
         self._control: Control | None = None
         self._pending_missing = 0
         self._columns: dict[tuple[float, int], Window] = {}
+        self._columns_end = 0.0  # the latest end among them
         self.steps: list[Step] = []
         self.switches: list[Switch] = []
 
@@ -198,7 +202,8 @@ class History:
 
     def observe(self, record: Record, state: State) -> None:
         """Take one record; `state` is as it was before it."""
-        self._note_switch(record.control, record.seq, record.time)
+        began = self._began(record)
+        self._note_switch(record.control, record.seq, began)
         switched = bool(self.switches) and self.switches[-1].seq == record.seq
         self._measure_latencies(record, state)
         in_batch = {row.request for row in record.rows}
@@ -211,7 +216,7 @@ class History:
             self._leave_before(released, "left")
         for joined in record.joined:
             self._enter(joined.request)
-        self._add(record)
+        self._add(record, began)
         if record.rows:
             self._add_step(record, switched)
         for left in record.left:
@@ -255,6 +260,7 @@ class History:
                 if len(self._columns) > MAX_COLUMNS:
                     self._columns.clear()
                 self._columns[key] = self.window(index * span, (index + 1) * span)
+                self._columns_end = max(self._columns_end, (index + 1) * span)
             out.append(self._columns[key])
         return out
 
@@ -315,23 +321,32 @@ class History:
             if known.first_token is not None and last is not None and generated > 1:
                 self._tpot.append(Sample(record.time, (last - known.first_token) / (generated - 1)))
 
-    def _add(self, record: Record) -> None:
-        """Add a record's sums; its step began when the last record was made, or later."""
+    def _began(self, record: Record) -> float:
+        """When a record's step began: when the last record was made, or later."""
+        if not record.rows:
+            return record.time
+        spent = record.durations
+        began = record.time - (spent.schedule + spent.prepare + spent.forward + spent.sample)
+        return max(began, self._times[-1]) if self._times else began
+
+    def _add(self, record: Record, began: float) -> None:
+        """Add a record's sums, spread over its step."""
         last = self._totals[-1] if self._totals else Totals()
         if not record.rows:
             self._push(record.time, last, record.queue.length)
             return
-        spent = record.durations
-        took = spent.schedule + spent.prepare + spent.forward + spent.sample
-        if self._times and record.time - took > self._times[-1]:
-            self._push(record.time - took, last, self._queues[-1])
+        if self._times and began > self._times[-1]:
+            self._push(began, last, self._queues[-1])
+        if began < self._columns_end:
+            self._columns = {key: window for key, window in self._columns.items() if window.end <= began}
+            self._columns_end = began
         tokens = {"prefill": 0, "decode": 0, "held": 0}
         for row in record.rows:
             tokens[row.kind] += row.tokens
         first = [join for join in record.joined if not join.resumed]
         more = Totals(
             steps=1,
-            step_seconds=took + spent.publish,
+            step_seconds=sum(msgspec.structs.astuple(record.durations)),
             prefill_tokens=tokens["prefill"],
             decode_tokens=tokens["decode"],
             output_tokens=sum(row.sampled for row in record.rows),

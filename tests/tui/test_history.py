@@ -170,19 +170,21 @@ def test_comparison_has_equal_windows_around_the_last_switch():
     run.take(
         record(1, 104.0, [prefill("a", 8, 1)], control=STATIC, arrived=(Arrived("a", 8, 99, 100.0),),
                joined=(join("a"),), waste=WasteLedger(100, 10, 90, 0)),
-        record(2, 110.0, [decode("a")], waste=WasteLedger(100, 95, 5, 0)),
+        record(2, 110.0, [decode("a")], waste=WasteLedger(100, 95, 5, 0), durations=Durations(0, 0, 2.0, 0, 0)),
         record(3, 111.0, [decode("a")], waste=WasteLedger(100, 95, 5, 0)),
     )  # fmt: skip
-    comparison = run.history.comparison(113.0)
+    comparison = run.history.comparison(111.0)
     assert comparison is not None
-    assert (comparison.before.start, comparison.before.end) == (107.0, 110.0)
-    assert (comparison.after.start, comparison.after.end) == (110.0, 113.0)
+    # The first step of the new mode took from 108 to 110: all of it is on the new side.
+    assert (comparison.before.start, comparison.before.end) == (105.0, 108.0)
+    assert (comparison.after.start, comparison.after.end) == (108.0, 111.0)
+    assert (comparison.before.output_tokens, comparison.after.output_tokens) == (0, 2)
     assert comparison.after.internal_share == pytest.approx(0.05)
     longer = run.history.comparison(150.0)
     assert longer is not None
-    # Before the switch only ten seconds were seen: the other side has as many, the latest.
-    assert longer.before.observed == longer.after.observed == 10.0
-    assert longer.before.internal_share == pytest.approx((90 + 5) / 200)
+    # Before the switch only eight seconds were seen: the other side has as many, the latest.
+    assert longer.before.observed == longer.after.observed == 8.0
+    assert longer.before.internal_share == pytest.approx(90 / 100)
     assert Run().history.comparison(200.0) is None
 
 
@@ -229,6 +231,14 @@ def test_columns_are_cut_at_whole_multiples_and_keep_their_answer():
     assert [(window.start, window.end) for window in first] == [(100, 101), (101, 102), (102, 103), (103, 104)]
     assert history.columns(104.1, 1.0, 4) == first
     assert [window.output_tokens for window in first] == [1, 1, 0, 2]
+
+
+def test_a_step_that_ends_after_a_column_was_asked_for_is_in_it():
+    run = two_requests()
+    assert [window.prefill_tokens for window in run.history.columns(108.9, 1.0, 3)] == [0, 0, 0]
+    run.take(record(4, 110.0, [prefill("b", 8)], durations=Durations(0, 0, 4.0, 0, 0)))
+    columns = run.history.columns(110.0, 1.0, 5)
+    assert [window.prefill_tokens for window in columns] == pytest.approx([0, 2, 2, 2, 2])
 
 
 def test_memory_is_bounded():
