@@ -12,13 +12,14 @@ from engine.threads import physical_cores, set_threads
 
 
 def test_a_setting_is_kept_and_a_missing_one_is_chosen() -> None:
+    caches = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
     environment = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     set_threads(environment)
-    assert environment == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
+    assert environment == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", **caches}
     environment = {}
     set_threads(environment)
     threads = {"OMP_NUM_THREADS": str(physical_cores())}
-    assert environment == {**threads, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+    assert environment == {**threads, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000", **caches}
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
 
 
