@@ -179,7 +179,7 @@ async def _with_signals(arguments: argparse.Namespace, trace: Trace) -> int:
             task.cancel()
         interrupt.stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     try:
         return await task

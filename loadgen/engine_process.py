@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import aiohttp
 START_TIMEOUT = 600.0  # seconds; the first start converts the model
 STOP_TIMEOUT = 15.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.05  # seconds
+_PR_SET_PDEATHSIG = 1
 _TAIL = 40  # lines of its output to show when it fails
 _ADDRESS = re.compile(r"https?://[\w.\-\[\]:]+:\d+")
 
@@ -55,6 +57,12 @@ def peak_rss(pids: Sequence[int]) -> int | None:
                 if line.startswith("VmHWM:"):
                     total += int(line.split()[1]) * 1024
     return total or None
+
+
+def _die_with_loadgen() -> None:
+    """In the engine, before it starts: be told to end when loadgen is gone, also when that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _exit_code(process: asyncio.subprocess.Process) -> int:
@@ -100,6 +108,7 @@ class EngineProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_die_with_loadgen,
             )
         except OSError as error:
             raise EngineStartError(f"{self._command[0]} cannot be started: {error}") from None

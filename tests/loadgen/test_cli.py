@@ -97,7 +97,7 @@ async def test_some_failed_is_exit_code_1(tmp_path: Path) -> None:
     assert "not sent: an earlier turn failed" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> None:
     trace, out_file = write_trace(tmp_path / "t.jsonl", turns=1), tmp_path / "out.json"
     third = asyncio.Event()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,23 @@ async def test_started_measured_and_stopped_with_its_children() -> None:
     assert not running(child)
     assert "starting an engine" in said[0]
     assert engine.url in said[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells children of a parent's death on Linux")
+def test_stopped_when_loadgen_is_killed() -> None:
+    code = (
+        "import asyncio, sys\nfrom loadgen.engine_process import EngineProcess\n"
+        "async def main():\n"
+        f"    async with EngineProcess([], lambda _: None, [sys.executable, '-c', {SERVER!r}]) as engine:\n"
+        "        print(engine._process.pid, flush=True)\n        await asyncio.sleep(600)\nasyncio.run(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as loadgen:
+        assert loadgen.stdout is not None
+        engine = int(loadgen.stdout.readline())
+        assert running(engine)
+        loadgen.send_signal(signal.SIGKILL)
+    while running(engine):
+        time.sleep(0.01)
 
 
 async def test_stopped_when_the_work_fails() -> None:
