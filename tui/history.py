@@ -2,7 +2,7 @@
 
 Every figure over time on the screen is the difference of two running totals, divided by the time that was really
 observed: a stretch whose records are missing counts for nothing. A step's work is spread evenly over the time that
-it took. Times are seconds on the engine's clock.
+it took; what a record says of memory holds until the next one. Times are seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot
+from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot, WasteLedger
 
 MAX_POINTS = 40_000  # records kept
 MAX_AGE = 900.0  # seconds kept
@@ -42,8 +42,8 @@ class Totals(NamedTuple):
     prefill_tokens: float = 0.0
     decode_tokens: float = 0.0
     output_tokens: float = 0.0
-    held_slots: float = 0.0  # summed over steps, for a mean; so are the next two
-    internal_slots: float = 0.0
+    held_slot_seconds: float = 0.0
+    internal_slot_seconds: float = 0.0
     external_slots: float = 0.0
     preemptions: float = 0.0
     looked_up_tokens: float = 0.0
@@ -71,7 +71,7 @@ class Window:
     decode_tokens: float
     output_tokens: float
     preemptions: float
-    internal_share: float | None  # internal waste of held slots, mean over the steps weighted by what was held
+    internal_share: float | None  # slot-seconds of internal waste over slot-seconds held
     external_slots: float | None  # mean over the steps
     hit_share: float | None
     ttft: tuple[float, ...]  # seconds, of the requests whose first token came in the window
@@ -161,6 +161,7 @@ class History:
         self._last_token: dict[str, float] = {}
         self._joins = 0
         self._control: Control | None = None
+        self._waste = WasteLedger()  # as the last record or snapshot told it
         self._pending_missing = 0
         self._columns: dict[tuple[float, int], Window] = {}
         self._columns_end = 0.0  # the latest end among them
@@ -191,6 +192,7 @@ class History:
             self._gaps.append((self._times[-1], snapshot.time))
         self._note_switch(snapshot.control, snapshot.seq, snapshot.time)
         self._push(snapshot.time, self._totals[-1] if self._totals else Totals(), snapshot.queue.length)
+        self._waste = snapshot.waste
         self._pending_missing += missing
         alive = {request.request for request in snapshot.requests if request.status != "waiting"}
         for request in [name for name in self._lanes if name not in alive]:
@@ -242,7 +244,7 @@ class History:
             decode_tokens=did.decode_tokens,
             output_tokens=did.output_tokens,
             preemptions=did.preemptions,
-            internal_share=did.internal_slots / did.held_slots if did.held_slots else None,
+            internal_share=did.internal_slot_seconds / did.held_slot_seconds if did.held_slot_seconds else None,
             external_slots=did.external_slots / did.steps if did.steps else None,
             hit_share=did.found_tokens / did.looked_up_tokens if did.looked_up_tokens else None,
             ttft=_between(self._ttft, start, end),
@@ -331,12 +333,12 @@ class History:
 
     def _add(self, record: Record, began: float) -> None:
         """Add a record's sums, spread over its step."""
-        last = self._totals[-1] if self._totals else Totals()
         if not record.rows:
-            self._push(record.time, last, record.queue.length)
+            self._push(record.time, self._held_until(record.time), record.queue.length)
+            self._waste = record.waste
             return
         if self._times and began > self._times[-1]:
-            self._push(began, last, self._queues[-1])
+            self._push(began, self._held_until(began), self._queues[-1])
         if began < self._columns_end:
             self._columns = {key: window for key, window in self._columns.items() if window.end <= began}
             self._columns_end = began
@@ -350,14 +352,25 @@ class History:
             prefill_tokens=tokens["prefill"],
             decode_tokens=tokens["decode"],
             output_tokens=sum(row.sampled for row in record.rows),
-            held_slots=record.waste.held,
-            internal_slots=record.waste.internal,
             external_slots=record.waste.external,
             preemptions=len(record.preempted),
             looked_up_tokens=sum(join.looked_up_tokens for join in first),
             found_tokens=sum(join.cached_tokens for join in first),
         )
-        self._push(record.time, Totals(*(a + b for a, b in zip(last, more, strict=True))), record.queue.length)
+        before = self._held_until(record.time)
+        self._push(record.time, Totals(*(a + b for a, b in zip(before, more, strict=True))), record.queue.length)
+        self._waste = record.waste
+
+    def _held_until(self, time: float) -> Totals:
+        """The last totals, with what was held since."""
+        if not self._totals:
+            return Totals()
+        last, waste = self._totals[-1], self._waste
+        seconds = time - self._times[-1]
+        return last._replace(
+            held_slot_seconds=last.held_slot_seconds + waste.held * seconds,
+            internal_slot_seconds=last.internal_slot_seconds + waste.internal * seconds,
+        )
 
     def _add_step(self, record: Record, switched: bool) -> None:
         ends: dict[str, End] = {left.request: "finished" for left in record.held}

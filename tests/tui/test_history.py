@@ -107,7 +107,7 @@ def test_rates_and_latencies_of_a_window():
     assert window.tpot == (1.5,)  # (104 - 101) / (3 - 1)
     assert window.step_mean == pytest.approx(0.1)
     assert window.hit_share == 16 / 60
-    assert window.internal_share == 40 / 100
+    assert window.internal_share is None  # the third record is the first that holds anything
     assert window.external_slots == pytest.approx(32 / 3)
     assert window.queue_length == 0
 
@@ -140,6 +140,18 @@ def test_nothing_measured_is_none_and_idle_is_zero():
     assert idle.internal_share is None
     assert idle.step_mean is None
     assert History().window(0.0, 1.0).queue_length is None
+
+
+def test_waste_is_weighted_by_time_and_holds_until_the_next_record():
+    run = two_requests().take(
+        record(4, 114.0, [decode("b")], waste=WasteLedger(20, 10, 10, 0)),
+        record(5, 144.0, waste=WasteLedger()),
+        record(6, 204.0),
+    )
+    # Ten seconds with 40 of 100 slots wasted, thirty with 10 of 20, sixty with nothing held.
+    assert run.history.window(100.0, 204.0).internal_share == pytest.approx((400 + 300) / (1000 + 600))
+    assert run.history.window(109.0, 129.0).internal_share == pytest.approx((200 + 150) / (500 + 300))
+    assert run.history.window(150.0, 200.0).internal_share is None
 
 
 def test_an_abort_has_no_tpot_and_a_stop_string_ends_at_its_last_token():
@@ -179,7 +191,8 @@ def test_comparison_has_equal_windows_around_the_last_switch():
     assert (comparison.before.start, comparison.before.end) == (105.0, 108.0)
     assert (comparison.after.start, comparison.after.end) == (108.0, 111.0)
     assert (comparison.before.output_tokens, comparison.after.output_tokens) == (0, 2)
-    assert comparison.after.internal_share == pytest.approx(0.05)
+    assert comparison.before.internal_share == pytest.approx(0.9)
+    assert comparison.after.internal_share == pytest.approx((2 * 90 + 1 * 5) / 300)
     longer = run.history.comparison(150.0)
     assert longer is not None
     # Before the switch only eight seconds were seen: the other side has as many, the latest.
