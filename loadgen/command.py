@@ -35,6 +35,7 @@ class Interrupt:
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     measuring: bool = False
+    again: bool = False
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[asyncio.Event]:
@@ -73,6 +74,16 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         partial.replace(path)
     except OSError as error:
         raise OutputError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _json_too(arguments: argparse.Namespace, document: dict[str, Any]) -> Iterator[None]:
+    """Write what --json asks for after the report, also when nobody reads that to its end."""
+    try:
+        yield
+    finally:
+        if arguments.json is not None:
+            write_json(arguments.json, document)
 
 
 def _options(arguments: argparse.Namespace, mode: str | None, alloc: str | None) -> Options:
@@ -115,39 +126,47 @@ async def _replay(arguments: argparse.Namespace, trace: Trace, interrupt: Interr
     async with _server(arguments, options, console) as (url, engine):
         with interrupt.reported() as stop:
             result = await replay(trace, options, url, engine, console, stop)
-    print_report(result, out, not arguments.no_plots)
-    if arguments.json is not None:
-        write_json(arguments.json, result.document())
+    with _json_too(arguments, result.document()):
+        print_report(result, out, not arguments.no_plots)
     return _exit_code(result)
 
 
 async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
     console, out = Console(stderr=True), _stdout()
     results: list[RunResult] = []
+    problem: ServerError | EngineError | EngineStartError | None = None
     names = [f"{mode}+{alloc}" for mode, alloc in SIDES]
     for name, (mode, alloc) in zip(names, SIDES, strict=True):
         if interrupt.stop.is_set():
             break
         options = _options(arguments, mode, alloc)
-        async with _server(arguments, options, console) as (url, engine):
-            with interrupt.reported() as stop:
-                results.append(await replay(trace, options, url, engine, console, stop, name))
+        try:
+            async with _server(arguments, options, console) as (url, engine):
+                with interrupt.reported() as stop:
+                    results.append(await replay(trace, options, url, engine, console, stop, name))
+        except (ServerError, EngineError, EngineStartError) as error:
+            problem = error
+        except asyncio.CancelledError:
+            if interrupt.again or not results:
+                raise
+        if problem is not None and not results:
+            raise problem
     cold = "a fresh engine for each side, its prefix cache empty"
     warm = "one server for both sides: the second found the prefix cache as the first left it"
     conditions = cold if arguments.url is None else warm
     documents = [result.document() for result in results]
-    ratio: dict[str, Any] = {}
-    if len(results) == len(SIDES):
-        ratio = ratios(*documents)
-        print_comparison(results[0], results[1], ratio, (names[0], names[1]), out)
-    else:
-        out.print(f"Interrupted: only {names[0]} was run.")
-        print_report(results[0], out, not arguments.no_plots)
-    out.print(f"Ratio: {names[1]} / {names[0]}. Conditions: {conditions}.", highlight=False)
-    if arguments.json is not None:
-        a, b = [*documents, None][:2]
-        write_json(arguments.json, {"a": a, "b": b, "ratio": ratio, "conditions": conditions})
-    return max(_exit_code(result) for result in results)
+    a, b = [*documents, None][:2]
+    ratio = ratios(a, b) if b is not None else {}
+    with _json_too(arguments, {"a": a, "b": b, "ratio": ratio, "conditions": conditions}):
+        if b is not None:
+            print_comparison(results[0], results[1], ratio, (names[0], names[1]), out)
+            out.print(f"Ratio: {names[1]} / {names[0]}. Conditions: {conditions}.", highlight=False)
+        else:
+            out.print(f"{'Interrupted: only' if problem is None else 'Only'} {names[0]} was run.")
+            print_report(results[0], out, not arguments.no_plots)
+    if problem is not None:
+        raise problem
+    return EXIT_INTERRUPTED if interrupt.stop.is_set() else max(_exit_code(result) for result in results)
 
 
 def _allow_open_files() -> None:
@@ -158,8 +177,15 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class _Report(Console):
+    """Standard output. The library would end the program with exit code 1 when its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _stdout() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=WITHOUT_A_TERMINAL)
+    return _Report() if sys.stdout.isatty() else _Report(width=WITHOUT_A_TERMINAL)
 
 
 def _exit_code(result: RunResult) -> int:
@@ -175,7 +201,8 @@ async def _with_signals(arguments: argparse.Namespace, trace: Trace) -> int:
     task = asyncio.create_task(command(arguments, trace, interrupt))
 
     def on_signal() -> None:
-        if interrupt.stop.is_set() or not interrupt.measuring:
+        interrupt.again = interrupt.stop.is_set()
+        if interrupt.again or not interrupt.measuring:
             task.cancel()
         interrupt.stop.set()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
 
 LIGHT = "import sys; from loadgen.cli import make_parser; make_parser(); print(*sys.modules)"
@@ -27,14 +28,16 @@ def write_trace(path: Path, sessions: int = 3, turns: int = 2) -> Path:
     return path
 
 
-async def start(*arguments: object, **environment: str) -> asyncio.subprocess.Process:
+async def start(
+    *arguments: object, stdout: int = asyncio.subprocess.PIPE, **environment: str
+) -> asyncio.subprocess.Process:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LOADGEN_")}
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "loadgen.cli",
         *map(str, arguments),
-        stdout=asyncio.subprocess.PIPE,
+        stdout=stdout,
         stderr=asyncio.subprocess.PIPE,
         env={**clean, "COLUMNS": "120", **environment},
         cwd=Path(__file__).resolve().parents[2],
@@ -86,6 +89,45 @@ async def test_options_as_environment_variables(tmp_path: Path) -> None:
     settings = json.loads(out_file.read_text())["settings"]
     assert (settings["speed"], settings["sessions"]) == (20.0, 2)  # the flag wins
     assert "by the time of sending" not in out
+
+
+async def test_the_json_is_written_also_when_nobody_reads_the_report(tmp_path: Path) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
+    reader, writer = os.pipe()
+    os.close(reader)
+    async with GoldenServer(two_words) as server:
+        process = await start("replay", trace, "--url", server.url, "--speed", 10, "--json", out_file, stdout=writer)
+        os.close(writer)
+        _, err = await process.communicate()
+    assert process.returncode == 141, err
+    assert b"Traceback" not in err
+    assert json.loads(out_file.read_text())["summary"]["completed"] == 6
+
+
+async def test_compare_keeps_its_first_side_when_the_second_cannot_run(tmp_path: Path) -> None:
+    class Gone(GoldenServer):
+        """Lists its models once."""
+
+        asked = 0
+
+        async def _models(self, request: web.Request) -> web.StreamResponse:
+            self.asked += 1
+            return await super()._models(request) if self.asked == 1 else web.Response(status=500)
+
+    async def control(request: web.Request) -> web.Response:
+        return web.json_response(await request.json())
+
+    trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
+    server = Gone(two_words)
+    server.app.router.add_patch("/engine/control", control)
+    async with server:
+        code, out, err = await loadgen("compare", trace, "--url", server.url, "--speed", 10, "--json", out_file)
+    assert code == 3
+    assert "answered 500" in err
+    assert "Only static+reserved was run" in out
+    assert "3 of 3 sessions" in out
+    document = json.loads(out_file.read_text())
+    assert (document["a"]["summary"]["completed"], document["b"], document["ratio"]) == (6, None, {})
 
 
 async def test_some_failed_is_exit_code_1(tmp_path: Path) -> None:

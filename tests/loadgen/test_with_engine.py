@@ -122,6 +122,23 @@ async def test_compare_starts_and_stops_an_engine_for_each_side(trace_file: Path
     assert b"a fresh engine for each side" in out
 
 
+async def test_ctrl_c_before_the_second_side_reports_the_first(trace_file: Path, tmp_path: Path) -> None:
+    out_file = tmp_path / "out.json"
+    process = await start("compare", trace_file, "--speed", 20, "--sessions", 2, "--json", out_file)
+    assert process.stderr is not None
+    starts = 0
+    while starts < 2:
+        line = await process.stderr.readline()
+        assert line
+        starts += line.startswith(b"starting an engine ...\n")
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"Interrupted: only static+reserved was run" in out
+    document = json.loads(out_file.read_text())
+    assert (document["a"]["summary"]["completed"], document["b"]) == (3, None)
+
+
 async def test_ctrl_c_stops_the_engine_too(trace_file: Path, tmp_path: Path) -> None:
     out_file = tmp_path / "out.json"
     late = trace_file.read_text().replace('"arrival": 0.7', '"arrival": 700')
