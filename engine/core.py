@@ -99,7 +99,7 @@ class EngineCore:
     def set_control(self, control: Control) -> int:
         """Switch settings from the next step on; returns its sequence number. Raises ControlError."""
         check_control(control, self.info)
-        self.scheduler.control = control
+        self.scheduler.set_control(control)
         return self.seq + 1
 
     def step(self) -> tuple[tuple[Output, ...], Record | None]:
@@ -193,6 +193,7 @@ class EngineCore:
             held=tuple(events.held),
             left=tuple(events.left),
             released=tuple(events.released),
+            unreserved=tuple(events.unreserved),
             tables=self.scheduler.kv.drain_tables(),
             blocks=blocks,
             pool=self.ledger.pool,

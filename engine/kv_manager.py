@@ -83,6 +83,23 @@ class KVManager:
                 hashes = extend_hashes(request.block_hashes, request.tokens, size)
                 self.pool.publish(block, hashes[index])
 
+    def unreserve(self, request: Request, publish: bool) -> None:
+        """Give back what a reservation has not filled; the request goes on paged, its full blocks findable."""
+        if request.allocation != "reserved":
+            raise IllegalState(f"request {request.id} has no reservation to give up")
+        kept = blocks_for(request.num_computed, self.block_size)
+        self.pool.release(reversed(request.table[kept:]))
+        del request.table[kept:]
+        request.allocation = "paged"
+        start = self._changed_from.get(request.id, (request, kept))[1]
+        self._changed_from[request.id] = (request, min(start, kept))
+        if publish:
+            hashes = extend_hashes(request.block_hashes, request.tokens, self.block_size)
+            for block, block_hash in zip(
+                request.table[: request.num_computed // self.block_size], hashes, strict=False
+            ):
+                self.pool.publish(block, block_hash)
+
     def free(self, request: Request) -> None:
         """Give every block back, tail first; what is published stays findable until it is evicted."""
         self.pool.release(reversed(request.table))

@@ -184,6 +184,7 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     waste: WasteLedger
     sharing: SharingLedger
     queue: Queue
+    unreserved: tuple[str, ...] = ()  # gave their unfilled slots back when `paged` was chosen, and go on paged
 
 
 class RequestState(msgspec.Struct, frozen=True):

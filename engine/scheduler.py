@@ -33,6 +33,7 @@ class Events:
         self.held: list[Left] = []
         self.left: list[Left] = []
         self.released: list[str] = []
+        self.unreserved: list[str] = []
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
@@ -81,6 +82,18 @@ class Scheduler:
             self._aborting.setdefault(request_id, reason)
         else:
             self._end(request, reason)
+
+    def set_control(self, control: Control) -> None:
+        """Switch settings between two steps. Requests with a reservation give up its rest when `paged` is chosen;
+        the other way they keep their tables, for no run of theirs could be made contiguous without copying."""
+        if self._plan is not None:
+            raise IllegalState("control is set while a step runs")
+        self.control = control
+        if control.allocation == "paged":
+            for request in self.running:
+                if request.allocation == "reserved":
+                    self.kv.unreserve(request, control.prefix_cache)
+                    self.events.unreserved.append(request.id)
 
     def plan(self) -> StepPlan:
         """Decide the next step; admission, growth and preemption have happened when it returns."""

@@ -71,6 +71,8 @@ class EngineFold:
 
     def _apply_requests(self, record: Record) -> None:
         requests = self.requests
+        for request in record.unreserved:
+            self._change(request, allocation="paged")
         # A held request's id may be taken again by one that arrives in the same record.
         for request in record.released:
             del requests[request]

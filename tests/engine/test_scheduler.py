@@ -256,16 +256,33 @@ def test_reserved_requests_take_whole_runs_and_wait_for_a_hole():
     assert tokens["c"] == expected_output([1, 2, 3], greedy(4, **ENDLESS), 16)[0]
 
 
-def test_requests_keep_their_allocation_over_a_switch():
-    core = mirror_core(control=Control(allocation="reserved"), max_model_len=16)
+def test_a_reservation_gives_back_what_it_has_not_filled_when_paged_is_chosen():
+    core = mirror_core(control=Control(allocation="reserved"), max_model_len=32)
+    prompt = list(range(9))
+    core.add("a", prompt, greedy(6, **ENDLESS))
+    assert step(core).waste.internal == 32 - 9
+    core.set_control(Control(allocation="paged"))
+    record = core.flush()
+    assert record is not None
+    assert record.unreserved == ("a",)
+    assert (record.waste.held, record.waste.internal, record.pool.reserved) == (12, 3, 0)
+    core.add("b", [*prompt[:8], 30], greedy(6, **ENDLESS))
+    joined = step(core).joined
+    assert [(j.request, j.cached_tokens) for j in joined] == [("b", 8)], "what it had computed can be found"
+    _, tokens, _ = finish(core)
+    assert tokens["b"] == expected_output([*prompt[:8], 30], greedy(6, **ENDLESS), 32)[0][1:]
+
+
+def test_requests_keep_their_tables_when_reserved_is_chosen():
+    core = mirror_core(max_model_len=16)
     core.add("a", [1] * 3, greedy(6, **ENDLESS))
     step(core)
-    core.set_control(Control(allocation="paged"))
+    core.set_control(Control(allocation="reserved"))
     core.add("b", [1] * 3, greedy(6, **ENDLESS))
     step(core)
     states = {state.request: state for state in core.snapshot().requests}
-    assert (states["a"].allocation, len(states["a"].table)) == ("reserved", 4)
-    assert (states["b"].allocation, len(states["b"].table)) == ("paged", 1)
+    assert (states["a"].allocation, len(states["a"].table)) == ("paged", 1)
+    assert (states["b"].allocation, len(states["b"].table)) == ("reserved", 4)
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for_and_then_hit():
