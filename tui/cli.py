@@ -133,7 +133,7 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
     session = Session(options.url, options.model, replay, None, DEMO_SPEED)
     app = PagedTop(session, look, readonly=options.readonly)
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGHUP):
+    for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(sign, app.exit, 128 + sign)
     try:
         code = await app.run_async()

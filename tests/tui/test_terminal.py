@@ -67,7 +67,7 @@ def test_it_waits_for_an_engine_visibly_and_quits():
     assert b"Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_stops_it_and_the_engine_it_started(sign):
     terminal = Terminal("--model", "tiny")
     terminal.wait_for("live")
