@@ -82,10 +82,6 @@ class HttpEngine:
             )
         return snapshot
 
-    async def raw_snapshot(self) -> bytes:
-        """The bytes of a snapshot."""
-        return (await self._get("/engine/snapshot")).content
-
     async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
         """Records from `first` on, as they come. Raises Unreachable when the stream ends, NotAnEngine on nonsense."""
         timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, read=None)

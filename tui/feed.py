@@ -151,7 +151,6 @@ class Feed:
             waste=fold.waste,
             sharing=fold.sharing,
             queue=fold.queue,
-            counters=fold.counters,
             requests=dict(fold.requests),
             cells=Cells.of(
                 fold.engine,

@@ -40,14 +40,9 @@ class Totals(NamedTuple):
     steps: float = 0.0
     step_seconds: float = 0.0
     prefill_tokens: float = 0.0
-    decode_tokens: float = 0.0
     output_tokens: float = 0.0
     held_slot_seconds: float = 0.0
     internal_slot_seconds: float = 0.0
-    external_slots: float = 0.0
-    preemptions: float = 0.0
-    looked_up_tokens: float = 0.0
-    found_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +63,8 @@ class Window:
     steps: float
     step_seconds: float
     prefill_tokens: float
-    decode_tokens: float
     output_tokens: float
-    preemptions: float
     internal_share: float | None  # slot-seconds of internal waste over slot-seconds held
-    external_slots: float | None  # mean over the steps
-    hit_share: float | None
     ttft: tuple[float, ...]  # seconds, of the requests whose first token came in the window
     tpot: tuple[float, ...]  # seconds per output token after the first, of requests that ended in the window
     queue_length: int | None  # at the end of the window; None if that was not seen
@@ -228,7 +219,7 @@ class History:
     def window(self, start: float, end: float) -> Window:
         """Everything after `start` and up to `end`."""
         if self.start is None:
-            return Window(start, end, 0.0, 0, 0.0, 0, 0, 0, 0, None, None, None, (), (), None)
+            return Window(start, end, 0.0, 0, 0.0, 0, 0, None, (), (), None)
         start = max(start, self.start)
         end = max(end, start)
         did = Totals(*(b - a for a, b in zip(self._at(start), self._at(end), strict=True)))
@@ -241,12 +232,8 @@ class History:
             steps=did.steps,
             step_seconds=did.step_seconds,
             prefill_tokens=did.prefill_tokens,
-            decode_tokens=did.decode_tokens,
             output_tokens=did.output_tokens,
-            preemptions=did.preemptions,
             internal_share=did.internal_slot_seconds / did.held_slot_seconds if did.held_slot_seconds else None,
-            external_slots=did.external_slots / did.steps if did.steps else None,
-            hit_share=did.found_tokens / did.looked_up_tokens if did.looked_up_tokens else None,
             ttft=_between(self._ttft, start, end),
             tpot=_between(self._tpot, start, end),
             queue_length=self._queues[self._index(end)] if end_seen else None,
@@ -342,20 +329,11 @@ class History:
         if began < self._columns_end:
             self._columns = {key: window for key, window in self._columns.items() if window.end <= began}
             self._columns_end = began
-        tokens = {"prefill": 0, "decode": 0, "held": 0}
-        for row in record.rows:
-            tokens[row.kind] += row.tokens
-        first = [join for join in record.joined if not join.resumed]
         more = Totals(
             steps=1,
             step_seconds=sum(msgspec.structs.astuple(record.durations)),
-            prefill_tokens=tokens["prefill"],
-            decode_tokens=tokens["decode"],
+            prefill_tokens=sum(row.tokens for row in record.rows if row.kind == "prefill"),
             output_tokens=sum(row.sampled for row in record.rows),
-            external_slots=record.waste.external,
-            preemptions=len(record.preempted),
-            looked_up_tokens=sum(join.looked_up_tokens for join in first),
-            found_tokens=sum(join.cached_tokens for join in first),
         )
         before = self._held_until(record.time)
         self._push(record.time, Totals(*(a + b for a, b in zip(before, more, strict=True))), record.queue.length)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 HUES = 10  # colours that tell neighbouring requests apart; a repeat is no error, ids say who is who
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """`fills` are levels from least to full; `references` replaces `shared` by a digit where it is set."""
+    """`fills` are levels from least to full; with `ascii` a shared block is its number of references instead."""
 
     free: str = "·"
     hole: str = "×"
@@ -23,7 +23,6 @@ class Glyphs:
     left: str = "┤"
     aborted: str = "╳"
     preempted: str = "↯"
-    waiting: str = " "
     missing: str = "?"
     bars: str = "▁▂▃▄▅▆▇█"
     switch: str = "┊"
@@ -131,6 +130,3 @@ class Look:
     @property
     def background(self) -> str | None:
         return BACKGROUND if self.coloured else None
-
-    def plain(self) -> Look:
-        return replace(self, coloured=False)

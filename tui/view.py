@@ -7,7 +7,6 @@ from typing import Literal
 
 from engine.protocol import (
     Control,
-    Counters,
     EngineInfo,
     PoolTotals,
     Queue,
@@ -62,7 +61,6 @@ class View:
     waste: WasteLedger
     sharing: SharingLedger
     queue: Queue
-    counters: Counters
     requests: dict[str, RequestState]
     cells: Cells
     steps: tuple[Step, ...]

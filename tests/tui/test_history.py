@@ -101,20 +101,18 @@ def two_requests():
 def test_rates_and_latencies_of_a_window():
     window = two_requests().history.window(100.0, 104.0)
     assert window.observed == 4.0
-    assert (window.steps, window.prefill_tokens, window.decode_tokens, window.output_tokens) == (3, 44, 2, 4)
+    assert (window.steps, window.prefill_tokens, window.output_tokens) == (3, 44, 4)
     assert window.per_second(window.output_tokens) == 1.0
     assert window.ttft == (1.5, 2.5)
     assert window.tpot == (1.5,)  # (104 - 101) / (3 - 1)
     assert window.step_mean == pytest.approx(0.1)
-    assert window.hit_share == 16 / 60
     assert window.internal_share is None  # the third record is the first that holds anything
-    assert window.external_slots == pytest.approx(32 / 3)
     assert window.queue_length == 0
 
 
 def test_a_window_begins_after_its_start_and_ends_with_its_end():
     history = two_requests().history
-    assert history.window(101.0, 102.0).decode_tokens == 1
+    assert history.window(101.0, 102.0).output_tokens == 1
     assert history.window(101.0, 102.0).ttft == ()
     assert history.window(102.0, 103.9).steps == 0
     assert history.window(102.0, 103.9).queue_length == 1

@@ -233,6 +233,6 @@ def test_ids_from_outside_keep_the_columns(fold, frame, simulated):
     snapshot, *records = simulated.simulate(3)
     odd = msgspec.structs.replace(snapshot.engine, model="模型\x1b[31m")
     drawn = scene.draw(frame(fold([msgspec.structs.replace(snapshot, engine=odd), *records])), 80, 24, LOOK)
-    assert all("\x1b" not in text_of(line) and text_of(line).isascii() is not None for line in drawn)
+    assert all("\x1b" not in text_of(line) for line in drawn)
     assert {len(text_of(line)) for line in drawn} == {80}
     assert "??" in text_of(drawn[0])
