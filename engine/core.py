@@ -115,7 +115,7 @@ class EngineCore:
         result = self.runner.run(plan)
         ran = time.perf_counter()
         now = self.clock()
-        ended = self.scheduler.commit(plan, result.sampled, now)
+        ended = self.scheduler.commit(plan, result, now)
         if self.check_invariants:
             check_state(self.scheduler)
         rows = tuple(
@@ -125,7 +125,7 @@ class EngineCore:
                 row.count,
                 row.start + row.count,
                 before[row.request_id],
-                1 if row.samples else 0,
+                1 if row.request_id in result.sampled else 0,
             )
             for row in plan.rows
         )
@@ -227,8 +227,8 @@ def _outputs(
     outputs = []
     for row in plan.rows:
         finished = ended.get(row.request_id)
-        if row.samples:
-            token = result.sampled[row.request_id]
+        token = result.sampled.get(row.request_id)
+        if token is not None:
             outputs.append(
                 Output(
                     row.request_id,
@@ -241,7 +241,8 @@ def _outputs(
                 )
             )
         elif finished is not None:
-            outputs.append(Output(row.request_id, finished=finished))
+            error = result.failed.get(row.request_id) if finished == "error" else None
+            outputs.append(Output(row.request_id, finished=finished, error=error))
     return tuple(outputs)
 
 

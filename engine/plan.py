@@ -59,12 +59,16 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What the runner computed: one entry per row with `samples`, and its own durations in seconds."""
+    """What the runner computed, and its own durations in seconds.
+
+    Each row with `samples` is either in `sampled` or, with the reason, in `failed`: one bad row does not cost the rest.
+    """
 
     sampled: dict[str, Sampled]
     prepare: float
     forward: float
     sample: float
+    failed: dict[str, str] = {}
 
 
 class Runner(Protocol):

@@ -22,14 +22,6 @@ NUCLEUS_GUESSES = (64, 1024)  # how many of the best tokens usually hold a nucle
 CHUNK = 256  # tokens taken together when one of them is looked for
 
 
-class LogitsError(RuntimeError):
-    """The model computed no usable logits for a request: its result would be garbage."""
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"request {request_id}: the model's logits are not numbers")
-        self.request_id = request_id
-
-
 class Sampler:
     """Chooses the next token of each row. Stateless but for the ids that end a text."""
 
@@ -37,10 +29,10 @@ class Sampler:
         self.eos_token_ids = eos_token_ids
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[PlannedRow]) -> list[Sampled]:
+    def sample(self, logits: Tensor, rows: Sequence[PlannedRow]) -> list[Sampled | None]:
         """One `Sampled` for each row of logits float32 [len(rows), vocabulary], which may be changed.
 
-        Raises LogitsError if a row holds NaN, or nothing but -inf.
+        None for a row that cannot be sampled: it holds NaN or infinity, or nothing but -inf.
         """
         if not rows:
             return []
@@ -49,8 +41,9 @@ class Sampler:
             if _adjusts(row):
                 _adjust(logits[i], row, self.eos_token_ids)
         best, tokens = best_tokens(logits)
-        for i in (~best.isfinite()).nonzero().flatten().tolist():
-            raise LogitsError(rows[i].request_id)
+        unusable = (~best.isfinite()).nonzero().flatten().tolist()
+        if unusable:
+            logits[unusable] = 0.0  # what is computed of them must not disturb the rows beside them
         chosen = tokens.tolist()
         drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
         if drawn:
@@ -60,9 +53,12 @@ class Sampler:
             picked = pick(probabilities, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
             for i, token in zip(drawn, picked.tolist(), strict=True):
                 chosen[i] = token
-        if report is None:
-            return [Sampled(token) for token in chosen]
-        return report.sampled(chosen)
+        sampled: list[Sampled | None] = (
+            [Sampled(token) for token in chosen] if report is None else [*report.sampled(chosen)]
+        )
+        for i in unusable:
+            sampled[i] = None
+        return sampled
 
 
 def _output_index(row: PlannedRow) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from engine.block_pool import IllegalState
 from engine.kv_manager import KVManager, blocks_for
-from engine.plan import PlannedRow, Sampled, StepPlan
+from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted
 from engine.request import Request, RequestTooLarge
 
@@ -117,7 +117,7 @@ class Scheduler:
             self._plan = plan
         return plan
 
-    def commit(self, plan: StepPlan, sampled: dict[str, Sampled], now: float) -> dict[str, FinishReason]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> dict[str, FinishReason]:
         """Advance the counters by a step that was computed; returns the requests that ended with it, and why."""
         if plan is not self._plan:
             raise IllegalState("a step is committed that was not planned last")
@@ -128,16 +128,18 @@ class Scheduler:
                 continue
             request = self.requests[row.request_id]
             self.kv.commit(request, row.count, self.control.prefix_cache)
-            reason = None
-            if row.samples:
-                token = sampled[row.request_id].token_id
+            reason: FinishReason | None = None
+            early = self._aborting.pop(request.id, None)
+            if row.request_id in result.failed:
+                early = early or "error"
+            elif row.samples:
+                token = result.sampled[row.request_id].token_id
                 reason = request.append(token, self.eos_token_ids, self.max_model_len)
                 if request.first_token is None:
                     request.first_token = now
-            abort = self._aborting.pop(request.id, None)
-            if abort is not None:
-                self._end(request, abort)
-                ended[request.id] = abort
+            if early is not None:
+                self._end(request, early)
+                ended[request.id] = early
             elif reason is not None:
                 ended[request.id] = reason
                 if self.control.batching == "static":

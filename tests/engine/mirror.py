@@ -36,13 +36,17 @@ def expected_output(
 
 
 class MirrorRunner:
-    """Runs a plan on slots that hold tokens. `during` is called while a step is on the device."""
+    """Runs a plan on slots that hold tokens. `during` is called while a step is on the device.
+
+    Requests in `failing` get no token.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.block_size = block_size
         self.during: Callable[[], None] = lambda: None
         self.plans: list[StepPlan] = []
+        self.failing: set[str] = set()
 
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
@@ -60,7 +64,9 @@ class MirrorRunner:
             assert read == context, f"{row.request_id} reads {read} where its context is {context}"
             if row.samples:
                 sampled[row.request_id] = Sampled(next_token(context))
-        return StepResult(sampled, 0.0, 0.0, 0.0)
+        failed = dict.fromkeys(self.failing & sampled.keys(), "no token")
+        kept = {request: token for request, token in sampled.items() if request not in failed}
+        return StepResult(kept, 0.0, 0.0, 0.0, failed)
 
 
 class Clock:

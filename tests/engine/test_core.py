@@ -205,6 +205,33 @@ def test_a_soak_of_2000_requests_returns_every_block():
     assert core.counters.stopped + core.counters.length_capped == 2000
 
 
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+def test_a_request_without_usable_logits_fails_alone(batching):
+    core = mirror_core(control=Control(batching=batching))
+    fold = EngineFold.from_snapshot(core.snapshot())
+    runner = core.runner
+    assert isinstance(runner, MirrorRunner)
+    core.add("good", [1, 2], greedy(6, ignore_eos=True))
+    core.add("bad", [3, 4], greedy(6, ignore_eos=True))
+    tokens: dict[str, list[int]] = {"good": [], "bad": []}
+    ends = {}
+    while core.has_work:
+        runner.failing = {"bad"} if tokens["bad"] else set()
+        outputs, record = core.step()
+        assert record is not None
+        fold.apply(record)
+        assert fold.to_snapshot() == core.snapshot()
+        for output in outputs:
+            tokens[output.request] += [] if output.token_id is None else [output.token_id]
+            if output.finished is not None:
+                ends[output.request] = (output.finished, output.error)
+    assert ends == {"good": ("length", None), "bad": ("error", "no token")}
+    assert tokens["good"] == expected_output([1, 2], greedy(6, ignore_eos=True), 64)[0]
+    assert len(tokens["bad"]) == 1
+    assert (core.counters.failed, core.counters.sampled_tokens) == (1, 7)
+    assert core.pool.num_available == 32
+
+
 def broken(core: EngineCore, how: str) -> None:
     pool, request = core.pool, core.scheduler.running[0]
     if how == "references":

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import PlannedRow, Sampled
-from engine.sampler import LogitsError, Sampler, pick, uniform
+from engine.plan import PlannedRow
+from engine.sampler import Sampler, pick, uniform
 from engine.sampling_params import SamplingParams
 
 EOS = frozenset({3, 5})
@@ -29,7 +29,7 @@ def row(
     return PlannedRow(name, "decode", history, len(prompt), len(history) - 1, 1, [0], True, params)
 
 
-def sample(logits: torch.Tensor, *rows: PlannedRow) -> list[Sampled]:
+def sample(logits: torch.Tensor, *rows: PlannedRow) -> list[Any]:  # of Sampled, or None
     stacked = logits.clone() if logits.dim() == 2 else logits.repeat(len(rows), 1)
     return Sampler(EOS).sample(stacked, rows)
 
@@ -297,17 +297,21 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_p": 0.5}], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_name_the_request(sampling: dict[str, Any], value: float) -> None:
-    logits = random_logits(40, 10, rows=2)
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_logits_that_are_no_numbers_cost_their_own_row_alone(
+    sampling: dict[str, Any], value: float, logprobs: int | None
+) -> None:
+    logits = random_logits(40, 10, rows=3)
+    rows = [row(name=name, logprobs=logprobs, **sampling) for name in ("good", "bad", "fine")]
+    expected = sample(logits, *rows)
     logits[1, 8] = value
-    with pytest.raises(LogitsError, match="bad") as caught:
-        sample(logits, row(name="good", **sampling), row(name="bad", **sampling))
-    assert caught.value.request_id == "bad"
+    assert sample(logits, *rows) == [expected[0], None, expected[2]]
 
 
-def test_a_row_with_nothing_allowed_is_an_error() -> None:
-    with pytest.raises(LogitsError):
-        sample(torch.full((5,), float("-inf")), row(temperature=0))
+def test_a_row_with_nothing_allowed_has_no_token() -> None:
+    assert sample(torch.full((5,), float("-inf")), row(temperature=0)) == [None]
+    everything = tuple(range(8))
+    assert sample(random_logits(8, 1), row(min_tokens=1, stop_token_ids=everything)) == [None]
 
 
 def test_no_rows_no_tokens() -> None:

@@ -71,6 +71,23 @@ def test_what_is_not_http_is_refused_quietly(start_server) -> None:
     assert server.stderr.read_text() == ""
 
 
+def test_a_request_that_no_token_is_left_for_fails_and_the_engine_serves_on(start_server) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    body = {**LONG, "max_tokens": 500}
+    with server.http as http, http.stream("POST", "/v1/completions", json=body) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        nothing = {"prompt": "a", "max_tokens": 2, "min_tokens": 1, "stop_token_ids": list(range(259))}
+        with server.http as other:
+            answer = other.post("/v1/completions", json=nothing)
+        assert answer.status_code == 500
+        assert "no token can be chosen" in answer.json()["error"]["message"]
+        assert '"finish_reason":"length"' in list(lines)[-2]
+    assert server.snapshot()["counters"]["failed"] == 1
+    assert server.stop() == 0
+    assert server.stderr.read_text() == ""
+
+
 def test_the_core_dies_and_everyone_is_told(start_server) -> None:
     server = start_server("--model", "tiny", "--kv-memory", "4MiB")
     with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
