@@ -43,6 +43,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
         self.config = config
+        self.max_positions = max_positions
         self.dtype = weights.dtype
         self.device = weights.device
         vocabulary = [config.vocab_size, config.hidden_size]

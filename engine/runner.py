@@ -30,7 +30,7 @@ class ModelRunner:
         self.sampler = sampler
         self.block_size = block_size
         self.caches = model.allocate_kv(num_blocks, block_size)
-        model.head.centre(self._usual_best_logit(min(64, num_blocks * block_size)))
+        model.head.centre(self._usual_best_logit(min(64, num_blocks * block_size, model.max_positions)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute `plan`; a row that samples and has no usable logits fails alone."""

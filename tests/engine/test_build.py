@@ -78,6 +78,14 @@ def test_auto_dtype_follows_the_hardware(
     assert choose_dtype("float16", torch.device("cpu")) == torch.float16
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_short_context_is_served(dtype: str) -> None:
+    core = build_core(replace(TINY, dtype=dtype, max_model_len=3))
+    core.add("a", [1, 2], SamplingParams(max_tokens=1))
+    outputs, _ = core.step()
+    assert [output.finished is not None for output in outputs] == [True]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
 def test_a_built_engine_tells_what_it_is_and_serves(dtype: str) -> None:
     control = Control(max_num_seqs=3)
