@@ -103,7 +103,7 @@ class Scheduler:
             self._release_held()
         step = _Step(self)
         step.plan_running()
-        if not step.preempted:
+        if not step.out_of_blocks:  # a newcomer would take those it waits for
             if self.control.batching == "continuous":
                 step.admit_continuously()
             elif not self.running:
@@ -221,7 +221,7 @@ class _Step:
         self.control = scheduler.control
         self.budget = self.control.max_num_batched_tokens
         self.counts: dict[Request, int] = {}
-        self.preempted = False
+        self.out_of_blocks = False  # a running request found none for its next tokens
 
     def plan_running(self) -> None:
         """Decodes first, so that no prefill holds them up; then the prefills that have begun."""
@@ -234,6 +234,7 @@ class _Step:
                 if request.allocation is None or request in self.counts or request.kind != kind:
                     continue
                 if not self._schedule(request):
+                    self.out_of_blocks = True
                     self._make_room(request)
 
     def admit_continuously(self) -> None:
@@ -336,7 +337,6 @@ class _Step:
             victim = next(self._victims(request), None)
             if victim is None and request.kind == "prefill" and self.counts:
                 return  # those in this step will end and make room
-            self.preempted = True
             scheduler.preempt(victim or request)
             if victim is None:
                 return

@@ -154,6 +154,31 @@ def test_a_head_that_does_not_fit_is_passed_a_bounded_number_of_times():
     assert len(order) == MAX_SKIPS + 5
 
 
+def test_a_prefill_that_waits_for_blocks_is_not_passed_by_newcomers():
+    # Trap 10: each newcomer fits, and together they would keep the long one waiting for ever.
+    control = Control(prefix_cache=False, max_num_batched_tokens=512)
+    core = mirror_core(num_blocks=128, max_model_len=449, control=control)
+    for index in range(12):
+        core.add(f"first{index}", [1, index], greedy(60 + 5 * index, **ENDLESS))
+    step(core)
+    core.add("long", [2] * 441, greedy(2, **ENDLESS))
+    waited = 0
+    for index in range(600):
+        if index % 4 == 0:
+            core.add(f"late{index}", [3, index % 32], greedy(60, **ENDLESS))
+        outputs, record = core.step()
+        assert record is not None
+        if any(output.request == "long" for output in outputs):
+            break
+        runs = any(request.id == "long" for request in core.scheduler.running)
+        if runs and not any(row.request == "long" for row in record.rows):
+            waited += 1
+            assert record.joined == ()
+    else:
+        pytest.fail("the long request starved")
+    assert waited > 0
+
+
 @pytest.mark.parametrize(
     ("prompt", "settings", "reason", "generated"),
     [
