@@ -184,7 +184,13 @@ class CoreClient:
         return await self._call(lambda call: GetSnapshot(call))
 
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
-        """Change the control; calls take turns, so that none undoes another. Raises CallRefusedError."""
+        """Change the control; calls take turns, so that none undoes another. Raises CallRefusedError.
+
+        A caller who is cancelled meanwhile does not call the change off: the core may have made it already.
+        """
+        return await asyncio.shield(self._patch_in_turn(change))
+
+    async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
         async with self._patching:
             wanted = change(self._control)
             reply = await self._call(lambda call: SetControl(call, wanted))

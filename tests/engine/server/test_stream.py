@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
@@ -227,6 +228,18 @@ async def test_a_stopped_reader_loses_records_and_costs_nothing() -> None:
         writer.close()
         assert gaps >= 1
         assert covered == list(range(1, made + 1))
+
+
+async def test_control_is_what_the_engine_has_even_if_its_caller_left() -> None:
+    async with small_server(StepHub()) as (url, service, client), httpx.AsyncClient(base_url=url) as http:
+        patch = asyncio.create_task(client.patch_control(lambda control: replace(control, batching="static")))
+        for _ in range(5):  # the change is on its way, and the answer is not here
+            await asyncio.sleep(0)
+        patch.cancel()
+        await asyncio.gather(patch, return_exceptions=True)
+        assert decode_snapshot(await service.snapshot()).control.batching == "static"
+        assert (await http.get("/engine/control")).json()["batching"] == "static"
+        assert (await http.patch("/engine/control", json={"max_num_seqs": 7})).json()["batching"] == "static"
 
 
 async def test_metrics_catch_up_after_lost_records() -> None:
