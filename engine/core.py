@@ -110,7 +110,8 @@ class EngineCore:
             return (), self.flush()
         if self.check_invariants:
             check_plan(self.scheduler, plan)
-        before = {row.request_id: self.scheduler.requests[row.request_id].cached for row in plan.rows}
+        requests = [self.scheduler.requests[row.request_id] for row in plan.rows]
+        cached = [request.cached for request in requests]  # those that end give it up
         scheduled = time.perf_counter()
         result = self.runner.run(plan)
         ran = time.perf_counter()
@@ -124,12 +125,12 @@ class EngineCore:
                 row.kind,
                 row.count,
                 row.start + row.count,
-                before[row.request_id],
+                found,
                 1 if row.request_id in result.sampled else 0,
             )
-            for row in plan.rows
+            for row, found in zip(plan.rows, cached, strict=True)
         )
-        outputs = _outputs(plan, result, ended, before)
+        outputs = _outputs(plan, result, ended, requests)
         durations = Durations(
             scheduled - begun, result.prepare, result.forward, result.sample, time.perf_counter() - ran
         )
@@ -222,10 +223,10 @@ def _request_state(request: Request) -> RequestState:
 
 
 def _outputs(
-    plan: StepPlan, result: StepResult, ended: dict[str, FinishReason], cached: dict[str, int]
+    plan: StepPlan, result: StepResult, ended: dict[str, FinishReason], requests: Sequence[Request]
 ) -> tuple[Output, ...]:
     outputs = []
-    for row in plan.rows:
+    for row, request in zip(plan.rows, requests, strict=True):
         finished = ended.get(row.request_id)
         token = result.sampled.get(row.request_id)
         if token is not None:
@@ -237,7 +238,7 @@ def _outputs(
                     token.top,
                     finished,
                     token.token_id if finished == "stop" else None,
-                    cached[row.request_id],
+                    request.found,
                 )
             )
         elif finished is not None:

@@ -69,7 +69,7 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     top: tuple[tuple[int, float], ...] = ()
     finished: FinishReason | None = None
     stop_token: int | None = None  # the token id that stopped it, if one did
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (when the first token comes)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     error: str | None = None
     refused: bool = False  # it never entered the queue: the request is to blame, not the engine
 

@@ -21,6 +21,7 @@ class Request:
         "block_hashes",
         "cached",
         "first_token",
+        "found",
         "id",
         "num_computed",
         "preemptions",
@@ -46,6 +47,7 @@ class Request:
         self.sequence = sequence
         self.num_computed = 0  # tokens whose KV exists; advances at commit alone
         self.cached = 0  # of those, found in the prefix cache at the latest admission
+        self.found = 0  # found at the first: what it finds after a preemption may be its own
         self.table: list[int] = []
         self.block_hashes: list[bytes] = []  # of its full blocks so far, extended when needed
         self.preemptions = 0

@@ -169,6 +169,8 @@ class Scheduler:
             if not self.kv.can_admit(prefix, request.num_tokens, len(self.running)):
                 return False
             self.kv.admit_paged(request, prefix)
+        if request.preemptions == 0:
+            request.found = request.cached
         self.waiting.remove(request)
         insort(self.running, request, key=_order)
         looked_up = request.num_tokens if self.control.prefix_cache and not reserved else 0

@@ -82,7 +82,7 @@ class Choice:
         token = None
         if output.token_id is not None:
             self.completion_tokens += 1
-            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+            self.cached_tokens = output.cached_tokens
             token = SampledToken(output.token_id, output.logprob, output.top, self._characters)
             if output.stop_token is None or self._include_stop:
                 text = self._detokenizer.push(output.token_id)

@@ -70,6 +70,21 @@ def test_a_resumed_request_schedules_what_the_cache_left():
     assert sharing.resumed_found_tokens == resumed.cached_tokens
 
 
+def test_what_a_resumed_request_finds_of_its_own_is_no_cached_prompt():
+    # Trap 19.
+    core = mirror_core(num_blocks=8, max_model_len=32, control=Control(max_num_batched_tokens=64))
+    core.add("old", [1] * 8, greedy(20, **ENDLESS))
+    core.add("young", [2] * 9, greedy(16, **ENDLESS))
+    found: set[int] = set()
+    records = []
+    while core.has_work:
+        outputs, record = core.step()
+        records.append(record)
+        found |= {output.cached_tokens for output in outputs if output.request == "young"}
+    assert max(j.cached_tokens for r in records for j in r.joined if j.resumed) > 0
+    assert found == {0}
+
+
 def test_a_block_is_not_found_before_its_step_is_committed():
     # Trap 3.
     core = mirror_core()
