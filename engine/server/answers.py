@@ -75,7 +75,7 @@ async def stream(
                 async for piece in pieces:
                     chunk = {**head, "choices": [choice_of(piece)]}
                     if running_usage:
-                        chunk["usage"] = _usage_so_far(generation, piece.choice)
+                        chunk["usage"] = _usage_so_far(piece.choice)
                     elif with_usage:
                         chunk["usage"] = None
                     await events.data(msgspec.json.encode(chunk))
@@ -89,5 +89,5 @@ async def stream(
     return events.response
 
 
-def _usage_so_far(generation: Generation, choice: Choice) -> Json:
-    return usage(generation.prompt_tokens, choice.completion_tokens, choice.cached_tokens)
+def _usage_so_far(choice: Choice) -> Json:
+    return usage(len(choice.prompt), choice.completion_tokens, choice.cached_tokens)

@@ -72,6 +72,14 @@ def test_usage_in_streams_only_when_asked_for(client: openai.OpenAI) -> None:
     assert [chunk.usage.completion_tokens for chunk in chunks] == [*range(1, 9), 8]
 
 
+def test_continuous_usage_is_that_of_a_choice_and_its_own_prompt(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(complete(client, prompt=["ab", "cdefg"], stream=True, stream_options=options))
+    found = {(chunk.choices[0].index, chunk.usage.prompt_tokens) for chunk in chunks[:-1]}
+    assert found == {(0, 2), (1, 5)}
+    assert chunks[-1].usage.prompt_tokens == 7
+
+
 def test_content_parts_are_text(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     joined = chat(client, messages=[{"role": "user", "content": "Hello\nthere"}])
