@@ -217,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine.core_process", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the API process")
     connection = socket.socket(fileno=parser.parse_args(argv).fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the parent says when to end
+        signal.signal(number, signal.SIG_IGN)
     inbox: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
     sender = Sender(connection)
     threading.Thread(target=_read, args=(connection, inbox), name="reader", daemon=True).start()

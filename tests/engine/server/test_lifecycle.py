@@ -32,6 +32,8 @@ def test_signals_end_streams_and_processes(start_server, number: int) -> None:
         stopped_reader.sendall(b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         lines = (line for line in response.iter_lines() if line)
         next(lines)
+        core.send_signal(number)  # a terminal and a service manager tell every process
+        assert len(server.snapshot()["requests"]) == 1
         server.process.send_signal(number)
         rest = list(lines)
     assert rest[-1] == "data: [DONE]"
