@@ -3,7 +3,7 @@
 import queue
 import socket
 
-from engine.core_process import CoreLoop, Sender
+from engine.core_process import IDLE_SECONDS, CoreLoop, Sender
 from engine.framing import FrameSplitter, decode_from_core, frame
 from engine.messages import Add, Output, Outputs, Reply, Shutdown, Step
 from engine.request import RequestTooLarge
@@ -78,15 +78,31 @@ class IdleCore:
 
     def step(self) -> tuple[tuple[Output, ...], None]:
         self.steps += 1
+        assert self.steps < 100, "the loop spins"
         return (), None
 
 
-def test_a_loop_without_progress_waits_for_frames() -> None:
+class WatchedInbox:
+    """Empty until it has been waited at a few times; keeps the time-outs of the waits."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def get(self, timeout: float | None = None) -> Shutdown:
+        self.waits.append(timeout)
+        if len(self.waits) < 4:
+            raise queue.Empty
+        return Shutdown()
+
+    def get_nowait(self) -> Shutdown:
+        raise queue.Empty
+
+
+def test_a_loop_without_progress_waits_for_frames_before_every_step() -> None:
     ours, theirs = socket.socketpair()
-    inbox: queue.SimpleQueue = queue.SimpleQueue()
-    inbox.put(Shutdown())
-    core = IdleCore()
+    core, inbox = IdleCore(), WatchedInbox()
     CoreLoop(core, inbox, Sender(ours)).run()  # type: ignore[arg-type]
-    assert core.steps == 0
+    assert inbox.waits == [IDLE_SECONDS] * 4
+    assert core.steps == 3
     ours.close()
     theirs.close()
