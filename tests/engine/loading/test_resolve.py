@@ -54,10 +54,13 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
         resolve_model(str(tmp_path / "model.bin"))
 
 
-def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["", "tokenizer.model"])
+def test_a_folder_without_a_tokenizer_that_can_be_served(tmp_path: Path, other: str) -> None:
     tiny = resolve_model("tiny").folder
     (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
-    with pytest.raises(ModelError, match="no tokenizer"):
+    if other:
+        (tmp_path / other).write_bytes(b"\x0a")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         resolve_model(str(tmp_path))
 
 
