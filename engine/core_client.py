@@ -119,11 +119,6 @@ class CoreClient:
     def ready(self) -> bool:
         return self.info is not None and self.death is None
 
-    @property
-    def live(self) -> int:
-        """Requests whose end has not come yet."""
-        return len(self._sinks)
-
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Read frames until the socket ends; then fail whatever still waits."""
         self._core.socket.setblocking(False)

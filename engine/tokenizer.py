@@ -54,10 +54,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.table)
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template_source is not None
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(self._hub.encode(text, add_special_tokens=add_special_tokens).ids)
 
