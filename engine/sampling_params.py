@@ -8,7 +8,7 @@ import msgspec
 class SamplingParams(msgspec.Struct, frozen=True):
     """Sampling settings of one request, with vLLM's meanings.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws one at arrival.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` None draws every token afresh.
     `logprobs` is how many alternatives to report beside the sampled token (None: no log-probabilities).
     Stop strings are matched by the API process on text; token ids are matched here.
     """

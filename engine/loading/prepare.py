@@ -14,7 +14,7 @@ from engine.threads import set_threads
 
 
 def prepare(model: str) -> None:
-    """Fetch or convert `model`, and run one short request, which compiles what the kernels keep on disk."""
+    """Fetch or convert `model`, and build a small engine, which compiles what the kernels keep on disk."""
     set_threads()
     resolved = resolve_model(model)
     from engine.build import warm_up
