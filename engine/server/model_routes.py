@@ -53,7 +53,9 @@ class ModelRoutes:
                 variables=body.chat_template_kwargs,
             )
         elif body.prompt is not None and body.messages is None:
-            tokens = await service.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+            tokens = await service.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False, param="prompt"
+            )
         else:
             raise ApiError("prompt: either prompt or messages is required, and not both", param="prompt")
         strings = [loaded.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None

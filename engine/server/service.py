@@ -96,18 +96,23 @@ class Service:
             )
         return model
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of a text. Raises ApiError where the tokenizer knows a token that the model does not."""
         _, loaded = self.ready()
+        encode = loaded.tokenizer.encode
         if len(text) <= LONG_TEXT:
-            return loaded.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(loaded.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            ids = encode(text, add_special_tokens=add_special_tokens)
+        else:
+            ids = await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+        check_token_id(max(ids, default=0), param, loaded.vocab_size)
+        return ids
 
     async def encode_prompt(
         self, prompt: str | list[int], *, add_special_tokens: bool, param: str = "prompt"
     ) -> list[int]:
         """Token ids of a prompt given as text or as ids. Raises ApiError for ids that no token has."""
         if isinstance(prompt, str):
-            return await self.encode(prompt, add_special_tokens=add_special_tokens)
+            return await self.encode(prompt, add_special_tokens=add_special_tokens, param=param)
         _, loaded = self.ready()
         for token_id in prompt:
             check_token_id(token_id, param, loaded.vocab_size)
@@ -129,7 +134,7 @@ class Service:
             )
         except ChatTemplateError as error:
             raise ApiError(f"messages: {error}", param="messages") from error
-        return await self.encode(text, add_special_tokens=add_special_tokens)
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     def max_tokens(
         self, prompts: Sequence[Sequence[int]], prompt_param: str, param: str, wanted: int | None, default: int | None

@@ -242,6 +242,21 @@ async def test_control_is_what_the_engine_has_even_if_its_caller_left() -> None:
         assert (await http.patch("/engine/control", json={"max_num_seqs": 7})).json()["batching"] == "static"
 
 
+async def test_text_with_a_token_that_the_model_lacks_is_refused() -> None:
+    async with small_server(StepHub()) as (url, service, _), httpx.AsyncClient(base_url=url, timeout=60) as http:
+        assert service.loaded is not None
+        service.loaded = service.loaded._replace(vocab_size=256)  # as where tokens were added to the tokenizer alone
+        for route, fields, param in (
+            ("/v1/completions", {"prompt": "a<|im_end|>"}, "prompt"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ):
+            answer = await http.post(route, json=fields)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
+            assert "not in the vocabulary" in answer.json()["error"]["message"]
+        assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+
+
 async def test_metrics_catch_up_after_lost_records() -> None:
     records: list[Record] = []
     async with small_server(StepHub()) as (url, service, client):
