@@ -76,6 +76,11 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _encode = msgspec.json.Encoder().encode
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, in words: some of the library's exceptions have none."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
 class StreamFailureError(Exception):
     """A response that is no complete answer."""
 
@@ -166,7 +171,7 @@ async def _stream(
                 if response.done:
                     return
         except aiohttp.ClientError as error:
-            raise StreamFailureError(Outcome.CUT, str(error) or type(error).__name__) from None
+            raise StreamFailureError(Outcome.CUT, reason(error)) from None
         if not response.finished:
             raise StreamFailureError(Outcome.CUT, "the stream ended before a finish_reason or [DONE]")
 
@@ -198,6 +203,6 @@ async def complete(
     except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
         response.outcome, response.detail = Outcome.CONNECTION, str(error)
     except (aiohttp.ClientError, OSError) as error:
-        response.outcome, response.detail = Outcome.CUT, str(error) or type(error).__name__
+        response.outcome, response.detail = Outcome.CUT, reason(error)
     finally:
         response.ended = clock()

@@ -10,12 +10,13 @@ import aiohttp
 import msgspec
 
 from engine.protocol import Control, Gap, Record, Snapshot, decode_item, decode_snapshot
+from loadgen.client import reason
 from loadgen.engine_figures import EngineFigures, Figure
 from loadgen.sse import EventParser
 
 RECONNECT_AFTER = 0.5  # seconds
 CATCH_UP_TIMEOUT = 15.0  # seconds after the last response for the rest of the stream
-_CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 
 class EngineError(Exception):
@@ -25,7 +26,7 @@ class EngineError(Exception):
 async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | None:
     """GET /engine/snapshot; None if the server has no such route. Raises `EngineError`."""
     try:
-        async with http.get(f"{url}/engine/snapshot", timeout=_CALL_TIMEOUT) as reply:
+        async with http.get(f"{url}/engine/snapshot", timeout=CALL_TIMEOUT) as reply:
             if reply.status in (404, 405, 501):
                 return None
             body = await reply.read()
@@ -35,14 +36,14 @@ async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | Non
     except msgspec.MsgspecError as error:
         raise EngineError(f"GET {url}/engine/snapshot: not a snapshot of this protocol: {error}") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineError(f"GET {url}/engine/snapshot: {error or type(error).__name__}") from None
+        raise EngineError(f"GET {url}/engine/snapshot: {reason(error)}") from None
 
 
 async def set_control(http: aiohttp.ClientSession, url: str, changes: dict[str, str]) -> Control:
     """PATCH /engine/control and check that the changes hold. Raises `EngineError`."""
     where = f"PATCH {url}/engine/control"
     try:
-        async with http.patch(f"{url}/engine/control", json=changes, timeout=_CALL_TIMEOUT) as reply:
+        async with http.patch(f"{url}/engine/control", json=changes, timeout=CALL_TIMEOUT) as reply:
             body = await reply.read()
             if reply.status in (404, 405, 501):
                 raise EngineError(f"{where}: the server has no such route; --mode and --alloc need a paged-engine")
@@ -52,7 +53,7 @@ async def set_control(http: aiohttp.ClientSession, url: str, changes: dict[str, 
     except msgspec.MsgspecError as error:
         raise EngineError(f"{where}: {error}") from None
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineError(f"{where}: {error or type(error).__name__}") from None
+        raise EngineError(f"{where}: {reason(error)}") from None
     held = answer.get("control", answer) if isinstance(answer, dict) else {}
     wrong = {name: held.get(name) for name, value in changes.items() if held.get(name) != value}
     if wrong:

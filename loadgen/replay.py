@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 
 from loadgen import arrivals, metrics
-from loadgen.client import clock, open_http
+from loadgen.client import clock, open_http, reason
 from loadgen.engine_figures import Figure, Moment, since
 from loadgen.engine_process import EngineProcess
-from loadgen.engine_watch import EngineError, EngineWatch, read_snapshot, set_control
+from loadgen.engine_watch import CALL_TIMEOUT, EngineError, EngineWatch, read_snapshot, set_control
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.progress import Progress, show
 from loadgen.self_watch import SelfWatch
@@ -83,10 +83,10 @@ async def find_model(http: aiohttp.ClientSession, url: str, wanted: str | None) 
     """The model to ask for: the wanted one, else the first the server lists. Raises `ServerError`."""
     where = f"GET {url}/v1/models"
     try:
-        async with http.get(f"{url}/v1/models", timeout=aiohttp.ClientTimeout(total=30)) as reply:
+        async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT) as reply:
             body = await reply.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise ServerError(f"no server at {url}: {error or type(error).__name__}") from None
+        raise ServerError(f"no server at {url}: {reason(error)}") from None
     if wanted is not None:
         return wanted
     if reply.status != 200:

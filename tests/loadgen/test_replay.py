@@ -7,11 +7,14 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
 from rich.console import Console
 
+from loadgen import replay as module
 from loadgen.outcome import Outcome
 from loadgen.replay import Options, RunResult, ServerError, replay
 from loadgen.trace import Header, Session, Trace, Turn
@@ -245,6 +248,17 @@ async def test_a_server_that_names_no_model_needs_model() -> None:
             await replay(trace, Options("t"), server.url, None, console, asyncio.Event())
         result = await replay(trace, Options("t", model="mine"), server.url, None, console, asyncio.Event())
     assert (result.summary["completed"], server.served[0].body["model"]) == (1, "mine")
+
+
+async def test_a_server_that_does_not_answer_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(GoldenServer):
+        async def _models(self, _: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    monkeypatch.setattr(module, "CALL_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
+    with pytest.raises(ServerError, match=r"no server at http://.*: no answer in time"):
+        await run(trace_of((0, [turn("a")])), server_type=Frozen)
 
 
 async def test_mode_without_a_control_route_is_an_error() -> None:
