@@ -34,12 +34,15 @@ class Feed:
         self._offset = 0.0  # the engine's clock minus ours
         self._lost = 0
         self._lost_at = 0.0
+        self._heard_at = clock()
         self._distrust = False  # the fold may be wrong: read a snapshot before going on
 
     @property
     def link(self) -> Link:
         lost = self._lost if self._clock() - self._lost_at < GAP_SHOWN else 0
-        return Link(self._phase, self._detail, self._clock() - self._since, lost)
+        now = self._clock()
+        silent = now - self._heard_at if self._phase == "live" and self.history.lanes else 0.0
+        return Link(self._phase, self._detail, now - self._since, lost, silent)
 
     @property
     def now(self) -> float:
@@ -103,7 +106,8 @@ class Feed:
         self.history.observe(record, self.fold)
         self.fold.apply(record)
         self.records += 1
-        self._offset = record.time - self._clock()
+        self._heard_at = self._clock()
+        self._offset = record.time - self._heard_at
 
     def _read(self, snapshot: Snapshot) -> None:
         """Take a snapshot where the fold cannot go on by itself."""
@@ -130,7 +134,7 @@ class Feed:
 
     def _enter(self, phase: Phase, detail: str = "") -> None:
         if phase != self._phase:
-            self._since = self._clock()
+            self._since = self._heard_at = self._clock()
         self._phase, self._detail = phase, detail
 
     def view(self) -> View | None:

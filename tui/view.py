@@ -25,12 +25,16 @@ RATE_WINDOW = 5.0  # seconds over which "now" is averaged
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How the connection stands. `seconds` is how long it has; `lost` the records of the last gap, while fresh."""
+    """How the connection stands. `seconds` is how long it has; `lost` the records of the last gap, while fresh.
+
+    `silent` is the seconds without a record while requests run: a long step, or an engine that hangs.
+    """
 
     phase: Phase
     detail: str = ""
     seconds: float = 0.0
     lost: int = 0
+    silent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,24 @@ async def test_the_clock_stands_still_while_the_connection_is_lost(stream):
     assert feed.link.seconds == 4.0
 
 
+async def test_silence_while_requests_run_is_told_and_that_of_an_idle_engine_is_not(stream):
+    records, states = stream
+    clock = [0.0]
+    feed = Feed(None, lambda: clock[0])
+    feed._read(states[0])
+    feed._enter("live")
+    clock[0] = 7.0
+    assert feed.link.silent == 0.0
+    running = next(index for index, state in enumerate(states) if state.requests)
+    for record in records[:running]:
+        feed._take(record)
+    assert feed.link.silent == 0.0
+    clock[0] = 27.0
+    assert feed.link.silent == 20.0
+    feed._enter("reconnecting")
+    assert feed.link.silent == 0.0
+
+
 async def test_an_idle_engine_is_as_old_as_it_is(stream):
     _, states = stream
     engine = msgspec.structs.replace(states[0].engine, started_unix=50_000.0)

@@ -183,6 +183,8 @@ def test_what_was_not_measured_is_a_dash(frames):
         (Link("reconnecting", "cut", 12.0), "reconnecting since 12 s"),
         (Link("foreign", "HTTP 404"), "not an engine"),
         (Link("live", lost=1200), "gap of 1,200 records"),
+        (Link("live", silent=12.0), "● no record for 12 s"),
+        (Link("live", silent=2.0), "● live"),
         (Link("ended", "exit code 2"), "the engine ended"),
     ],
 )

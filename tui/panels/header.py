@@ -7,6 +7,8 @@ from tui.look import Look
 from tui.panels.line import Line, Span, clean, fit, join, length, spread
 from tui.view import RATE_WINDOW, Frame, View
 
+SILENT = 5.0  # seconds without a record, while requests run, from which on that is told
+
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     view = frame.view
@@ -48,6 +50,8 @@ def _link(frame: Frame, look: Look) -> Line:
     since = figures.seconds(link.seconds)
     out: Line
     match link.phase:
+        case "live" if link.silent >= SILENT:
+            out = [(glyphs.live, "warn"), (f" no record for {figures.seconds(link.silent)}", "warn")]
         case "live":
             out = [(glyphs.live, "good"), (" live", "good")]
         case "starting":
