@@ -81,7 +81,7 @@ class Scheduler:
         if self._plan is not None and any(row.request_id == request_id for row in self._plan.rows):
             self._aborting.setdefault(request_id, reason)
         else:
-            self._end(request, reason)
+            self._end_early(request, reason)
 
     def set_control(self, control: Control) -> None:
         """Switch settings between two steps. Requests with a reservation give up its rest when `paged` is chosen;
@@ -138,15 +138,11 @@ class Scheduler:
                 if request.first_token is None:
                     request.first_token = now
             if early is not None:
-                self._end(request, early)
+                self._end_early(request, early)
                 ended[request.id] = early
             elif reason is not None:
+                self._finish(request, reason)
                 ended[request.id] = reason
-                if self.control.batching == "static":
-                    request.reason = reason
-                    self.events.held.append(Left(request.id, reason))
-                else:
-                    self._end(request, reason)
         return ended
 
     def preempt(self, request: Request) -> None:
@@ -202,7 +198,28 @@ class Scheduler:
     def _release_held(self) -> None:
         for request in [r for r in self.running if r.reason is not None]:
             self._remove(request)
-            self.events.released.append(request.id)
+            assert request.reason is not None
+            ended = Left(request.id, request.reason)
+            if ended in self.events.held:  # no record has told that it was held, and now it never was
+                self.events.held.remove(ended)
+                self.events.left.append(ended)
+            else:
+                self.events.released.append(request.id)
+
+    def _end_early(self, request: Request, reason: FinishReason) -> None:
+        """End a request before its own end. One that a stop string ended has finished like any other."""
+        if reason == "stop" and request.num_computed:
+            self._finish(request, reason)
+        else:
+            self._end(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """In a static batch a finished member keeps its row and its memory until the batch ends."""
+        if self.control.batching == "static":
+            request.reason = reason
+            self.events.held.append(Left(request.id, reason))
+        else:
+            self._end(request, reason)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         self._remove(request)

@@ -93,6 +93,15 @@ class EngineMachine(RuleBasedStateMachine):
         if name in self.wanted and name not in self.core.scheduler.requests:
             del self.wanted[name]
 
+    @rule(which=st.integers(0, 30))
+    def stop(self, which: int) -> None:
+        """A stop string was found in the text of one that runs."""
+        running = [r.id for r in self.core.scheduler.running if r.reason is None and r.num_generated]
+        if running:
+            name = running[which % len(running)]
+            self.core.abort(name, "stop")
+            del self.wanted[name]
+
     @rule(control=CONTROLS)
     def switch(self, control: Control) -> None:
         seq = self.core.set_control(control)

@@ -255,6 +255,26 @@ def test_a_static_batch_starts_when_nothing_runs_and_holds_its_finished_members(
     assert (core.counters.length_capped, core.counters.stopped) == (3, 0)
 
 
+def test_a_stop_string_leaves_a_static_batch_as_any_other_end_does():
+    core = mirror_core(control=Control(batching="static"))
+    for name in ("stopped", "left", "last"):
+        core.add(name, [1, 2], greedy(9, **ENDLESS))
+    step(core)
+    core.abort("stopped", "stop")
+    core.abort("left")
+    record = step(core)
+    assert [(row.request, row.kind) for row in record.rows] == [("last", "decode"), ("stopped", "held")]
+    assert [(held.request, held.reason) for held in record.held] == [("stopped", "stop")]
+    assert [(left.request, left.reason) for left in record.left] == [("left", "abort")]
+    core.abort("last", "stop")
+    record = step(core)
+    assert record.released == ("stopped",)
+    assert record.held == ()
+    assert [(left.request, left.reason) for left in record.left] == [("last", "stop")]
+    assert core.counters.stopped == 2
+    assert not core.has_work
+
+
 def test_switching_to_continuous_releases_the_held_and_admits_the_waiting_at_once():
     core = mirror_core(control=Control(batching="static"))
     core.add("short", [1, 2], greedy(1, **ENDLESS))
