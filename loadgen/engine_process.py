@@ -22,7 +22,7 @@ STOP_TIMEOUT = 15.0  # seconds from SIGTERM to SIGKILL
 _POLL = 0.05  # seconds
 _PR_SET_PDEATHSIG = 1
 _TAIL = 40  # lines of its output to show when it fails
-_ADDRESS = re.compile(r"https?://[\w.\-\[\]:]+:\d+")
+_SERVING = re.compile(r"\bserving .* at (https?://\S+)")
 
 
 class EngineStartError(Exception):
@@ -145,9 +145,9 @@ class EngineProcess:
                 text = line.decode("utf-8", "replace").rstrip()
                 if text:
                     self._lines.append(text)
-                match = _ADDRESS.search(text)
+                match = _SERVING.search(text)
                 if match and not self._address.done():
-                    self._address.set_result(match.group())
+                    self._address.set_result(match[1])
 
     async def _until_healthy(self) -> str:
         url = await self._address

@@ -25,6 +25,7 @@ class Health(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 server = http.server.HTTPServer(("127.0.0.1", 0), Health)
 print("child", child.pid, flush=True)
+print("the hub is at http://127.0.0.1:9", flush=True)  # an address that is not the engine's
 print(f"serving it at http://127.0.0.1:{server.server_port} (float32)", file=sys.stderr, flush=True)
 server.serve_forever()
 """
