@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,11 @@ class Head:
         self._offset: Tensor | None = None
 
     def centre(self, best: float) -> None:
-        """Take `best`, a usual value of the largest logit, as the middle of what is told apart most finely."""
-        if self._linear.dtype == torch.float32:
+        """Take `best`, a usual value of the largest logit, as the middle of what is told apart most finely.
+
+        A `best` that is no number, as of a model that overflows in this dtype, changes nothing.
+        """
+        if self._linear.dtype == torch.float32 or not math.isfinite(best):
             return
         device = self._linear.device
         self._offset = torch.tensor([float(round(best))], device=device)

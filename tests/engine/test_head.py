@@ -1,3 +1,6 @@
+import math
+
+import pytest
 import torch
 
 from engine.head import Head
@@ -24,3 +27,12 @@ def test_a_float32_head_is_left_as_it_is():
     head.centre(12.0)
     assert torch.equal(head(hidden), before)
     torch.testing.assert_close(before, hidden @ weight.T)
+
+
+@pytest.mark.parametrize("best", [math.nan, math.inf])
+def test_a_centre_that_is_no_number_is_not_taken(best: float):
+    weight, hidden = torch.randn(16, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    head = Head(weight)
+    before = head(hidden)
+    head.centre(best)
+    assert torch.equal(head(hidden), before)
