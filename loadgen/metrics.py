@@ -4,7 +4,8 @@ TTFT is the first chunk that carries content - sent; E2E the last one - sent; TP
 tokens - 1), undefined for one token; ITL the gaps between such chunks, pooled over the completed requests.
 The same from `scheduled` hides no queueing. A request that failed counts as infinitely slow in the
 percentiles of TTFT and E2E: a percentile that falls among the failures is None, never a finite number.
-Requests cut short by Ctrl-C, and those not reached, are in no figure but their own counts.
+Requests cut short by Ctrl-C, and those not reached, are in no figure but their own counts: rates are of completed
+requests over the whole time.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def summarize(records: Sequence[RequestRecord]) -> dict[str, object]:
         "completed": len(completed),
         "failed": sum(record.outcome.failed for record in records),
         "interrupted": outcomes[Outcome.INTERRUPTED],
+        "interrupted_chunks": sum(len(record.chunks) for record in records if record.outcome is Outcome.INTERRUPTED),
         "not_reached": outcomes[Outcome.NOT_REACHED],
         "failures": {str(outcome): count for outcome, count in sorted(outcomes.items()) if outcome.failed},
         "turns": len(records),

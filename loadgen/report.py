@@ -76,6 +76,7 @@ def _outcome_table(result: RunResult) -> Table:
         table.add_row(f"  {outcome}", text(count))
     if result.interrupted:
         table.add_row("turns interrupted in flight", text(summary["interrupted"]))
+        table.add_row("  chunks that they had got", text(summary["interrupted_chunks"]))
         table.add_row("turns not reached", text(summary["not_reached"]))
     table.add_row("wall time, first send to last response (s)", text(summary["duration"]))
     table.add_row("input tokens", text(summary["total_input_tokens"]))
@@ -132,6 +133,9 @@ def print_notes(result: RunResult, console: Console, side: str = "") -> None:
             told.add(record.outcome)
             where = f"session {record.session} turn {record.turn}"
             console.print(f"{side}First '{record.outcome}': {where}: {record.detail}", markup=False, highlight=False)
+    if cut := result.summary["interrupted"]:
+        what = f"turns interrupted in flight: {cut:,}; tokens/s and turns/s count completed turns alone"
+        console.print(f"{side}Note: {what}, over the whole time.", markup=False, highlight=False)
     for note in result.notes:
         console.print(f"{side}Note: {note}", markup=False, highlight=False)
 

@@ -103,6 +103,8 @@ def test_interrupted_turns_are_told_apart_from_failures() -> None:
     summary = summarize([record(), flying, waiting])
     assert (summary["completed"], summary["failed"]) == (1, 0)
     assert (summary["interrupted"], summary["not_reached"]) == (1, 1)
+    assert summary["interrupted_chunks"] == 3
+    assert summary["total_output_tokens"] == 3  # of the completed one
     assert summary["p99_ttft_ms"] == 500.0
 
 

@@ -115,6 +115,14 @@ def test_interrupted_and_nothing_measured() -> None:
     assert "turns not reached" in out
 
 
+def test_interrupted_turns_are_told_beside_the_rates_that_leave_them_out() -> None:
+    cut = RequestRecord("s", 1, 3, 2.0, Outcome.INTERRUPTED, sent=2.0, chunks=(3.0, 4.0), ended=5.0)
+    out = printed(result(completed(0, 1.0), cut, interrupted=True), plots=False)
+    (line,) = (line for line in out.splitlines() if "chunks that they had got" in line)
+    assert line.split("│")[2].strip() == "2"
+    assert "turns interrupted in flight: 1; tokens/s and turns/s count completed turns alone" in out
+
+
 def test_without_plots() -> None:
     assert "by the time of sending" not in printed(result(completed(0, 1.0)), plots=False)
 
