@@ -50,6 +50,7 @@ class RequestTimes(msgspec.Struct):
 
     arrived: float
     prompt_tokens: int
+    found: int = 0  # of these, in the prefix cache at its first admission
     joined: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -97,6 +98,19 @@ class Metrics:
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests whose first token came")
+        by_source = Counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens of requests whose first token came: computed, or found in the prefix cache",
+            (*self._labels, "source"),
+            registry=self._registry,
+        )
+        self._computed = Total(by_source.labels(source="local_compute", **self._labels))
+        self._found = Total(by_source.labels(source="local_cache_hit", **self._labels))
+        sleep = self._gauges(
+            "vllm:engine_sleep_state", "1 for the state in force; this engine never sleeps", "sleep_state"
+        )
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            sleep.labels(sleep_state=state, **self._labels).set(state == "awake")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their blocks")
         success = Counter(
@@ -200,6 +214,7 @@ class Metrics:
         return RequestTimes(
             arrived=state.arrived,
             prompt_tokens=state.prompt_tokens,
+            found=before.found if before is not None else 0,
             joined=before.joined if before is not None else None,
             first_token=state.first_token,
             last_token=None,  # the next gap between tokens is not one between two neighbours
@@ -218,6 +233,7 @@ class Metrics:
                 if times is not None and times.joined is None:
                     times.joined = max(begun, times.arrived)
                     if not joined.resumed:
+                        times.found = joined.cached_tokens
                         self._queue_time.observe(times.joined - times.arrived)
         for preempted in record.preempted:
             self._preemptions.add(1)
@@ -238,6 +254,8 @@ class Metrics:
             if times.first_token is None:
                 times.first_token = record.time
                 self._prompt.add(times.prompt_tokens)
+                self._found.add(times.found)
+                self._computed.add(times.prompt_tokens - times.found)
                 self._ttft.observe(record.time - times.arrived)
                 if times.joined is not None:
                     self._prefill_time.observe(record.time - times.joined)

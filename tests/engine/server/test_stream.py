@@ -126,9 +126,10 @@ def test_control_tells_the_step_it_holds_from(http: httpx.Client) -> None:
 
 
 def samples(text: str) -> dict[str, float]:
-    """`name` or `name{finished_reason}` to value."""
+    """`name`, or `name/value` of a label that splits it, to value."""
+    splitting = ("finished_reason", "source", "sleep_state")
     return {
-        sample.name + (f"/{reason}" if (reason := sample.labels.get("finished_reason")) else ""): sample.value
+        "/".join([sample.name, *(sample.labels[label] for label in splitting if label in sample.labels)]): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if "le" not in sample.labels
@@ -155,7 +156,9 @@ def check_metrics(found: dict[str, float], snapshot: Snapshot) -> None:
 
 
 def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
-    http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, "ignore_eos": True}).raise_for_status()
+    for _ in range(2):
+        body = {"prompt": "a prompt of three blocks, the second time found", "max_tokens": 5, "ignore_eos": True}
+        http.post("/v1/completions", json=body).raise_for_status()
     snapshot = decode_snapshot(http.get("/engine/snapshot").content)
     text = http.get("/metrics").text
     found = samples(text)
@@ -168,6 +171,10 @@ def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
     assert found["vllm:inter_token_latency_seconds_count"] == (
         finished.sampled_tokens - found["vllm:time_to_first_token_seconds_count"]
     )
+    computed, hit = (found[f"vllm:prompt_tokens_by_source_total/{s}"] for s in ("local_compute", "local_cache_hit"))
+    assert computed + hit == found["vllm:prompt_tokens_total"]
+    assert 32 <= hit <= found["vllm:prefix_cache_hits_total"]
+    assert found["vllm:engine_sleep_state/awake"] == 1
     assert found["process_start_time_seconds"] > 1e9
 
 
