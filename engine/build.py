@@ -49,6 +49,7 @@ def build_core(config: EngineConfig) -> EngineCore:
         runner = ModelRunner(model, Sampler(resolved.eos_token_ids), num_blocks, config.block_size)
     except (RuntimeError, MemoryError) as error:
         raise SettingError(f"--kv-memory: cannot allocate {config.kv_memory:,} bytes on {device}: {error}") from error
+    runner.centre_logits()
     info = EngineInfo(
         model=config.model,
         dtype=str(dtype).removeprefix("torch."),

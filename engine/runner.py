@@ -30,7 +30,6 @@ class ModelRunner:
         self.sampler = sampler
         self.block_size = block_size
         self.caches = model.allocate_kv(num_blocks, block_size)
-        model.head.centre(self._usual_best_logit(min(64, num_blocks * block_size, model.max_positions)))
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute `plan`; a row that samples and has no usable logits fails alone."""
@@ -54,8 +53,9 @@ class ModelRunner:
         ended = time.perf_counter()
         return StepResult(sampled, prepared - begun, computed - prepared, ended - computed, failed)
 
-    def _usual_best_logit(self, count: int) -> float:
-        """The largest logit, on average, after each of `count` tokens from all over the vocabulary."""
+    def centre_logits(self) -> None:
+        """Before the first step: learn where the best logits lie, from some tokens of all the vocabulary."""
+        count = min(64, self.caches[0][0].shape[0] * self.block_size, self.model.max_positions)
         stride = max(1, self.model.config.vocab_size // count)
         tokens = [i * stride % self.model.config.vocab_size for i in range(count)]
         blocks = range(-(-count // self.block_size))
@@ -64,7 +64,7 @@ class ModelRunner:
         token_ids, positions, metadata, _ = flatten([row], self.block_size, device)
         every = torch.arange(count, device=device)
         logits = self.model.forward(token_ids.to(device), positions.to(device), metadata, self.caches, every)
-        return float(logits.max(dim=-1).values.mean())
+        self.model.head.centre(float(logits.max(dim=-1).values.mean()))
 
 
 @contextlib.contextmanager
