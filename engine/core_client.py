@@ -63,7 +63,7 @@ class CoreProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.core_process", "--fd", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "engine.core_process", "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),  # what libraries print there is not our output

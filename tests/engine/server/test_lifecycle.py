@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import psutil
@@ -111,6 +112,18 @@ def test_the_api_process_dies_and_the_core_with_it(start_server) -> None:
     server.process.kill()
     server.process.wait()
     core.wait(20)
+
+
+def test_a_module_in_the_working_folder_is_not_taken_for_a_library(tmp_path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('taken from the working folder')")
+    command = [Path(sys.executable).parent / "paged-engine", "serve", "--model", "tiny", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        assert "serving tiny" in process.stdout.readline()
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_health_says_why_until_it_can_serve(tmp_path) -> None:
