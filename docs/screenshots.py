@@ -1,6 +1,6 @@
 """Makes the README's pictures of paged-top: `python -m docs.screenshots [--url URL] [--model NAME]`.
 
-An engine serves the trace static and reserved, then continuous and paged, and its screen is drawn at both sizes.
+An engine serves the trace static and reserved, then continuous and paged, and its screen is drawn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--url", help="an engine that runs; without it one is started")
     parser.add_argument("--model", help="model of the engine that is started")
     parser.add_argument("--sessions", type=int, default=120)
-    parser.add_argument("--speed", type=float, default=20.0)
+    parser.add_argument("--speed", type=float, default=6.0)
     parser.add_argument("--before", type=float, default=30.0, help="seconds of static and reserved")
     parser.add_argument("--after", type=float, default=45.0, help="seconds of continuous and paged")
     asyncio.run(_make(parser.parse_args()))
@@ -46,17 +46,17 @@ async def _make(options: argparse.Namespace) -> None:
                 await asyncio.sleep(0.1)
             await session.change({"batching": "static", "allocation": "reserved"})
             await asyncio.sleep(options.before)
-            await _save(app, pilot, "static")
+            await _save(app, pilot, "static", WIDE)
             await session.change({"batching": "continuous", "allocation": "paged"})
             await asyncio.sleep(options.after)
-            await _save(app, pilot, "")
+            await _save(app, pilot, "", SMALL, WIDE)
     finally:
         await session.close()
 
 
-async def _save(app: PagedTop, pilot: Pilot[int], kind: str) -> None:
-    """Draw the live screen at both sizes."""
-    for width, height in (SMALL, WIDE):
+async def _save(app: PagedTop, pilot: Pilot[int], kind: str, *sizes: tuple[int, int]) -> None:
+    """Draw the live screen at each size."""
+    for width, height in sizes:
         await pilot.resize_terminal(width, height)
         await asyncio.sleep(0.5)
         name = "-".join(part for part in ("paged-top", kind, f"{width}x{height}") if part)

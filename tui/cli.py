@@ -22,7 +22,7 @@ ENVIRONMENT = "PAGED_TOP_"
 USAGE = 2
 INTERRUPTED = 130
 DEMO_SIZE = (160, 48)
-DEMO_SPEED = 20.0
+DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
 DEMO_MINUTE_SESSIONS = 120  # more than a minute serves: the load lasts to the end
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
