@@ -39,6 +39,10 @@ class KVManager:
         needed = blocks_for(tokens, self.block_size) - len(prefix)
         return needed + spare <= self.pool.num_available - reused
 
+    def owed(self, request: Request) -> int:
+        """Blocks that the tokens a request has now will need and that its table lacks."""
+        return max(0, blocks_for(request.num_tokens, self.block_size) - len(request.table))
+
     def admit_paged(self, request: Request, prefix: list[int]) -> None:
         """Start a request on its cached prefix; `grow` takes the rest when it is needed."""
         self._begin(request, "paged")

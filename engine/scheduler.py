@@ -154,15 +154,18 @@ class Scheduler:
         insort(self.waiting, request, key=_order)
         self.events.preempted.append(Preempted(request.id, lost))
 
-    def admit(self, request: Request, prefix: list[int]) -> bool:
-        """Move a waiting request into the batch if its memory can be had; True if so."""
+    def admit(self, request: Request, prefix: list[int], owed: int = 0) -> bool:
+        """Move a waiting request into the batch if its memory can be had; True if so.
+
+        `owed` blocks are left alone: prefills that have begun still need them.
+        """
         reserved = self.control.allocation == "reserved"
         if reserved:
             if not self.kv.admit_reserved(request):
                 return False
         else:
             # One block to spare for each that runs, or the newcomer would be preempted within a few steps.
-            if not self.kv.can_admit(prefix, request.num_tokens, len(self.running)):
+            if not self.kv.can_admit(prefix, request.num_tokens, len(self.running) + owed):
                 return False
             self.kv.admit_paged(request, prefix)
         if request.preemptions == 0:
@@ -261,6 +264,7 @@ class _Step:
         scheduler = self.scheduler
         blocked: list[Request] = []
         computing = self._prefixes_being_computed()
+        owed = sum(map(scheduler.kv.owed, scheduler.running))
         for request in scheduler.waiting[: LOOK_AHEAD + self.control.max_num_seqs]:
             if self.budget <= 0 or len(scheduler.running) >= self.control.max_num_seqs:
                 return
@@ -271,7 +275,7 @@ class _Step:
                 continue  # in a few steps this prefix is a hit: waiting costs less than computing it again
             if not self._prompt_fits_budget(request.num_tokens - len(prefix) * scheduler.kv.block_size):
                 return
-            if not scheduler.admit(request, prefix):
+            if not scheduler.admit(request, prefix, owed):
                 if self.control.allocation == "reserved":
                     return  # all reservations are of one size: no other fits either
                 blocked.append(request)
@@ -281,6 +285,7 @@ class _Step:
             if not self._schedule(request):
                 raise IllegalState(f"request {request.id} was admitted and does not fit")
             computing |= self._hashes_ahead(request)
+            owed += scheduler.kv.owed(request)
 
     def top_up(self) -> None:
         """Give what the budget has left to the prefills that were cut short for others' sake."""

@@ -177,7 +177,6 @@ def test_a_prefill_that_waits_for_blocks_is_not_passed_by_newcomers():
         core.add(f"first{index}", [1, index], greedy(60 + 5 * index, **ENDLESS))
     step(core)
     core.add("long", [2] * 441, greedy(2, **ENDLESS))
-    waited = 0
     for index in range(600):
         if index % 4 == 0:
             core.add(f"late{index}", [3, index % 32], greedy(60, **ENDLESS))
@@ -187,11 +186,9 @@ def test_a_prefill_that_waits_for_blocks_is_not_passed_by_newcomers():
             break
         runs = any(request.id == "long" for request in core.scheduler.running)
         if runs and not any(row.request == "long" for row in record.rows):
-            waited += 1
             assert record.joined == ()
     else:
         pytest.fail("the long request starved")
-    assert waited > 0
 
 
 @pytest.mark.parametrize(
@@ -343,6 +340,19 @@ def test_requests_keep_their_tables_when_reserved_is_chosen():
     states = {state.request: state for state in core.snapshot().requests}
     assert (states["a"].allocation, len(states["a"].table)) == ("paged", 1)
     assert (states["b"].allocation, len(states["b"].table)) == ("reserved", 4)
+
+
+def test_nobody_is_admitted_on_blocks_that_a_prefill_under_way_still_needs():
+    control = Control(max_num_batched_tokens=8, prefix_cache=False)
+    core = mirror_core(num_blocks=20, max_model_len=64, control=control)
+    core.add("first", [1] * 48, greedy(2, **ENDLESS))
+    core.add("second", [2] * 48, greedy(2, **ENDLESS))
+    records, _, reasons = finish(core)
+    assert reasons == {"first": "length", "second": "length"}
+    assert core.counters.preemptions == 0
+    joined = {j.request: r.seq for r in records for j in r.joined}
+    first_left = next(r.seq for r in records if any(left.request == "first" for left in r.left))
+    assert joined["second"] > first_left
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for_and_then_hit():
