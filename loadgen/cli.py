@@ -165,7 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("replay", help="replay a trace and report", epilog=epilog, allow_abbrev=False)
     add = _run_options(run)
-    add("--mode", str, None, "set the engine's batching first; it stays so after the run", choices=("static", "continuous"))
+    add("--mode", str, None, "set the engine's batching first; it stays so", choices=("static", "continuous"))
     add("--alloc", str, None, "set the engine's allocation first; it stays so", choices=("paged", "reserved"))
 
     compare = commands.add_parser(

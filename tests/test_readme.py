@@ -1,4 +1,4 @@
-"""Every command of the README works, in the README's order and on its model; only the replays are cut to two sessions."""
+"""Every command of the README works, in its order and on its model; only the replays are cut to two sessions."""
 
 from __future__ import annotations
 
