@@ -41,6 +41,7 @@ class Tokenizer:
         try:
             self._hub = HubTokenizer.from_file(str(path))
             self._config = _read_config(folder / "tokenizer_config.json")
+            self._template_source = _read_template(folder, self._config)
             self.table = TokenBytes(self._hub)
         except UnsupportedTokenizerError as error:
             raise TokenizerError(f"{path}: {error}") from error
@@ -48,11 +49,15 @@ class Tokenizer:
             raise TokenizerError(f"cannot read the tokenizer in {folder}: {error}") from error
         self._hub.no_padding()
         self._hub.no_truncation()
-        self._template_source = _read_template(folder, self._config)
 
     @property
     def vocab_size(self) -> int:
         return len(self.table)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most bytes that a token stands for."""
+        return max((len(self.table[token_id]) for token_id in range(self.vocab_size)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(self._hub.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -165,5 +170,6 @@ def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
     return template if isinstance(template, str) else None

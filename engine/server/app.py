@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 
 from engine.core_client import EngineDiedError
 from engine.server.chat import ChatRoutes
@@ -65,6 +66,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return ApiError(f"no such route: {request.path}", status=404).response()
     except web.HTTPException:
         raise
+    except RequestPayloadError as error:
+        return ApiError(f"the body cannot be read: {' '.join(str(error).split())}").response()
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
         return ApiError("the server failed on this request; its log says more", status=500).response()

@@ -20,6 +20,7 @@ MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_PROMPTS = 4096
+MAX_CHOICES = 4096  # of one request: n for each prompt
 _WORD_64 = 2**63
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -212,7 +213,9 @@ class CompletionBody(SamplingFields, kw_only=True):
             raise not_supported("echo", "not supported by this server")
         if self.suffix:
             raise not_supported("suffix", "not supported by this server")
-        self.prompts()
+        choices = len(self.prompts()) * (self.n or 1)
+        if choices > MAX_CHOICES:
+            raise ApiError(f"n: at most {MAX_CHOICES} answers in all, n for each prompt; got {choices}", param="n")
 
     @property
     def alternatives(self) -> int | None:

@@ -97,12 +97,25 @@ class Service:
         return model
 
     async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-        """Token ids of a text. Raises ApiError where the tokenizer knows a token that the model does not."""
+        """Token ids of a text.
+
+        Raises ApiError where the tokenizer knows a token that the model does not, and for a text that could not
+        fit the context if all its tokens were the longest: to tokenize megabytes would hold up all other requests.
+        """
         _, loaded = self.ready()
         encode = loaded.tokenizer.encode
         if len(text) <= LONG_TEXT:
             ids = encode(text, add_special_tokens=add_special_tokens)
+            await asyncio.sleep(0)  # the next of many prompts lets others go first
         else:
+            most = max(LONG_TEXT, loaded.info.max_model_len * loaded.tokenizer.longest_token)
+            if len(text) > most:
+                raise ApiError(
+                    f"{param}: {len(text):,} characters are too many; the {loaded.info.max_model_len:,} tokens that "
+                    f"the model takes hold at most {most:,}",
+                    param=param,
+                    code="context_length_exceeded",
+                )
             ids = await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
         check_token_id(max(ids, default=0), param, loaded.vocab_size)
         return ids

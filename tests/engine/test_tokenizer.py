@@ -88,3 +88,7 @@ def test_missing_and_corrupt_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
         Tokenizer(tmp_path)
+    copy_of_tiny(tmp_path, None)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match="cannot read"):
+        Tokenizer(tmp_path)

@@ -75,6 +75,8 @@ BAD_FIELDS = [
     (TEXT, {"prompt": [-1]}, "prompt", "0 to 258"),
     (TEXT, {"prompt": [10**30]}, "prompt", ""),
     (TEXT, {"prompt": [65] * 4096}, "prompt", "4,096"),
+    (TEXT, {"prompt": ["a"] * 4097}, "prompt", "at most 4096 prompts"),
+    (TEXT, {"prompt": ["a"] * 4096, "n": 2}, "n", "at most 4096 answers in all"),
     (TEXT, {"max_tokens": 0}, "max_tokens", "echo"),
     (TEXT, {"logprobs": True}, "logprobs", "got bool"),
     (TEXT, {"logprobs": -1}, "logprobs", ">= 0"),
@@ -136,6 +138,26 @@ def test_numbers_out_of_range(http) -> None:
 def test_a_body_that_is_too_large(http) -> None:
     message = check_error(http.post(TEXT, content=b" " * (33 * 1024 * 1024)), 413, None)
     assert "32 MiB" in message
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (TEXT, {"prompt": "a" * 2_000_000}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 2_000_000}]}),
+        ("/tokenize", {"prompt": "a" * 2_000_000}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_not_tokenized(http, route: str, body: dict) -> None:
+    message = check_error(http.post(route, json=body), 400, "messages" if route == CHAT else "prompt")
+    assert "characters are too many" in message
+    assert "4,096 tokens" in message
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_body_that_is_not_coded_as_it_says(http, coding: str) -> None:
+    response = http.post(TEXT, content=b"nonsense", headers={"Content-Encoding": coding})
+    assert coding in check_error(response, 400, None)
 
 
 def test_an_unknown_model_tells_the_served_ones(client: openai.OpenAI, http) -> None:
