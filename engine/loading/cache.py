@@ -15,8 +15,12 @@ from engine.loading.errors import ModelError
 
 
 def cache_folder() -> Path:
-    """$PAGED_TOP_CACHE, or ~/.cache/paged-top."""
-    return Path(os.environ.get("PAGED_TOP_CACHE") or "~/.cache/paged-top").expanduser()
+    """$PAGED_TOP_CACHE, or ~/.cache/paged-top. Raises ModelError if that is in no user's home."""
+    path = Path(os.environ.get("PAGED_TOP_CACHE") or "~/.cache/paged-top")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"the model cache {path}: {error} (PAGED_TOP_CACHE names another folder)") from error
 
 
 def tell(message: str) -> None:
@@ -32,9 +36,9 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """
     models = cache_folder() / "models"
     folder = models / name
-    if folder.is_dir():
-        return folder
     try:
+        if folder.is_dir():
+            return folder
         models.mkdir(parents=True, exist_ok=True)
         lock = FileLock(models / f"{name}.lock")
         try:

@@ -16,6 +16,8 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_LARGEST = 1e18  # of any number that a model could mean
+_MOST_LAYERS = 10_000
 SUPPORTED = "Llama (also SmolLM2), Mistral, Qwen2 and Qwen3"
 
 
@@ -84,15 +86,20 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """The end-of-text ids: those of generation_config.json if it names any, else of config.json."""
+    """The end-of-text ids: those of generation_config.json if it names any, else of config.json.
+
+    Raises ModelError if they are no token ids.
+    """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if path.is_file():
             ids = read_json(path).get("eos_token_id")
-            if isinstance(ids, int):
-                return frozenset([ids])
-            if isinstance(ids, list) and ids and all(isinstance(i, int) for i in ids):
-                return frozenset(ids)
+            if ids is None or ids == []:
+                continue
+            ids = ids if isinstance(ids, list) else [ids]
+            if not all(type(i) is int and i >= 0 for i in ids):
+                raise ModelError(f"{path}: eos_token_id must be a token id or a list of them")
+            return frozenset(ids)
     return frozenset()
 
 
@@ -114,12 +121,21 @@ class _Reader:
             raise self.fail(f"{key} is missing")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(f"{key} must be a number, not {value!r}")
+        if not abs(value) <= _LARGEST:  # NaN is not, either
+            raise self.fail(f"{key} must be a finite number, at most {_LARGEST:.0e}")
         return float(value)
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def positive(self, source: dict[str, Any], key: str, default: float | None = None) -> float:
+        value = self.number(source, key, default)
+        if value <= 0:
+            raise self.fail(f"{key} must be above 0, not {value:g}")
+        return value
+
+    def size(self, key: str, default: int | None = None, most: int | None = None) -> int:
         value = self.number(self.raw, key, default)
-        if value != int(value) or value < 1:
-            raise self.fail(f"{key} must be a whole number of at least 1, not {value:g}")
+        if value != int(value) or value < 1 or (most is not None and value > most):
+            allowed = "of at least 1" if most is None else f"from 1 to {most:,}"
+            raise self.fail(f"{key} must be a whole number {allowed}, not {value:g}")
         return int(value)
 
     def model(self) -> ModelConfig:
@@ -144,7 +160,7 @@ class _Reader:
             raise self.fail(f"head_dim must be even, not {head_dim}")
         attention_bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
         max_positions = self.size("max_position_embeddings")
-        num_layers = self.size("num_hidden_layers")
+        num_layers = self.size("num_hidden_layers", most=_MOST_LAYERS)
         return ModelConfig(
             architecture=str(architecture),
             vocab_size=self.size("vocab_size"),
@@ -154,7 +170,7 @@ class _Reader:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             intermediate_size=self.size("intermediate_size"),
-            rms_norm_eps=self.number(raw, "rms_norm_eps", 1e-6),
+            rms_norm_eps=self.positive(raw, "rms_norm_eps", 1e-6),
             max_position_embeddings=max_positions,
             rope=self.rope(max_positions),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -189,7 +205,7 @@ class _Reader:
         if not isinstance(layer_types, list) or len(layer_types) != num_layers:
             raise self.fail(f"layer_types must list {num_layers} kinds")
         kinds = {"sliding_attention": width, "full_attention": None}
-        unknown = [kind for kind in layer_types if kind not in kinds]
+        unknown = [kind for kind in layer_types if not isinstance(kind, str) or kind not in kinds]
         if unknown:
             raise self.fail(f"layer_types: {unknown[0]!r} is not supported")
         return tuple(kinds[kind] for kind in layer_types)
@@ -200,32 +216,34 @@ class _Reader:
         if not isinstance(scaled, dict):
             raise self.fail("rope_parameters must be an object")
         kind: Any = scaled.get("rope_type") or scaled.get("type") or "default"
-        theta = self.number(scaled, "rope_theta", self.number(self.raw, "rope_theta", 10000.0))
+        theta = self.positive(scaled, "rope_theta", self.positive(self.raw, "rope_theta", 10000.0))
         if any(self.number(place, "partial_rotary_factor", 1.0) != 1.0 for place in (scaled, self.raw)):
             raise self.fail("partial_rotary_factor other than 1 is not supported")
         if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
             raise self.fail(f"rope_type {kind!r} is not supported; it must be default, linear, dynamic, llama3 or yarn")
-        original = self.number(
+        original = self.positive(
             scaled,
             "original_max_position_embeddings",
-            self.number(self.raw, "original_max_position_embeddings", max_positions),
+            self.positive(self.raw, "original_max_position_embeddings", max_positions),
         )
         factor = 1.0
         if kind != "default":
             derived = max_positions / original if kind == "yarn" and scaled.get("factor") is None else None
-            factor = self.number(scaled, "factor", derived)
-        attention_factor = scaled.get("attention_factor")
+            factor = self.positive(scaled, "factor", derived)
+        attention_factor = None
+        if scaled.get("attention_factor") is not None:
+            attention_factor = self.number(scaled, "attention_factor")
         return RopeConfig(
             kind=kind,
             theta=theta,
             factor=factor,
             original_max_position_embeddings=int(original),
-            low_freq_factor=self.number(scaled, "low_freq_factor", 1.0),
-            high_freq_factor=self.number(scaled, "high_freq_factor", 4.0),
-            beta_fast=self.number(scaled, "beta_fast", 32.0),
-            beta_slow=self.number(scaled, "beta_slow", 1.0),
+            low_freq_factor=self.positive(scaled, "low_freq_factor", 1.0),
+            high_freq_factor=self.positive(scaled, "high_freq_factor", 4.0),
+            beta_fast=self.positive(scaled, "beta_fast", 32.0),
+            beta_slow=self.positive(scaled, "beta_slow", 1.0),
             mscale=self.number(scaled, "mscale", 0.0),
             mscale_all_dim=self.number(scaled, "mscale_all_dim", 0.0),
-            attention_factor=None if attention_factor is None else float(attention_factor),
+            attention_factor=attention_factor,
             truncate=bool(scaled.get("truncate", True)),
         )

@@ -41,7 +41,8 @@ def resolve_model(name: str, seed: int = 0) -> ResolvedModel:
     config = read_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer.json, the only form of tokenizer that is read")
-    return ResolvedModel(name, folder, config, read_eos_token_ids(folder))
+    eos_token_ids = frozenset(i for i in read_eos_token_ids(folder) if i < config.vocab_size)  # others never come
+    return ResolvedModel(name, folder, config, eos_token_ids)
 
 
 def _folder(name: str, seed: int) -> Path:
@@ -51,18 +52,28 @@ def _folder(name: str, seed: int) -> Path:
         return made_once(f"tiny-{seed}-v{VERSION}", lambda folder: write_tiny(folder, seed))
     if name == SMOLLM2:
         return _smollm2()
-    path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~` of a user who does not exist
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"cannot look for the model {shortened(name)}: {reason}") from error
+    if is_folder:
         return path
     if name.lower().endswith(".gguf"):
         return converted(path)
-    if path.exists():
+    if exists:
         raise ModelError(f"{name} is neither a folder nor a .gguf file")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"no such file or folder: {name}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return _from_hub(name)
     raise _unknown(name)
+
+
+def shortened(name: str) -> str:
+    """A name as a message can hold it."""
+    return name if len(name) <= 100 else f"{name[:97]}..."
 
 
 def _unknown(name: str) -> ModelError:

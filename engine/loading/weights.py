@@ -61,8 +61,10 @@ def _files(folder: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelError(f"{index}: weight_map is missing")
+        if not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index}: weight_map must map the names of tensors to those of files")
         # Only names of this folder: an index must not lead elsewhere.
-        paths = [folder / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+        paths = [folder / Path(name).name for name in sorted(set(weight_map.values()))]
     else:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:

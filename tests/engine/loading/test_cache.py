@@ -106,3 +106,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PAGED_TOP_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="PAGED_TOP_CACHE names another"):
         made_once("thing", lambda folder: None)
+    for impossible in ("~no-such-user/x", str(tmp_path / ("a" * 5000))):
+        monkeypatch.setenv("PAGED_TOP_CACHE", impossible)
+        with pytest.raises(ModelError, match="PAGED_TOP_CACHE names another"):
+            made_once("thing", lambda folder: None)

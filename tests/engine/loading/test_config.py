@@ -98,6 +98,25 @@ def test_families_differ_in_biases_and_norms(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": "yes"}, "rope_parameters must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"vocab_size": float("inf")}, "vocab_size must be a finite number"),
+        ({"hidden_size": float("nan")}, "hidden_size must be a finite number"),
+        ({"hidden_size": 10**400}, "hidden_size must be a finite number"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number from 1 to 10,000"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be above 0"),
+        ({"rope_theta": 0}, "rope_theta must be above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be above 0"),
+        (
+            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must be above 0",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": "x"}},
+            "attention_factor must be a number",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "layer_types": [["x"]] * 4},
+            r"layer_types: \['x'\]",
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "layer_types": ["x"] * 4},
             "layer_types: 'x'",
@@ -125,3 +144,10 @@ def test_eos_ids_of_the_generation_config_come_first(tmp_path: Path) -> None:
     assert read_eos_token_ids(tmp_path) == {2}
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert read_eos_token_ids(tmp_path) == {7, 8}
+
+
+@pytest.mark.parametrize("ids", ["x", True, -1, 1.5, [1, "x"], {}])
+def test_eos_ids_that_are_none(tmp_path: Path, ids: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id must be a token id or a list"):
+        read_eos_token_ids(tmp_path)

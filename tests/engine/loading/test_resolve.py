@@ -40,6 +40,8 @@ def test_a_local_folder_is_read_in_place() -> None:
         ("./nowhere", "no such file or folder: ./nowhere"),
         ("/nowhere/at/all", "no such file or folder"),
         ("nowhere.gguf", "no such file: nowhere.gguf"),
+        ("~no-such-user/x", "cannot look for the model ~no-such-user/x"),
+        ("a" * 5000, r"cannot look for the model a{97}\.\.\.: File name too long"),
     ],
 )
 def test_unknown_names(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +64,13 @@ def test_a_folder_without_a_tokenizer_that_can_be_served(tmp_path: Path, other: 
         (tmp_path / other).write_bytes(b"\x0a")
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
         resolve_model(str(tmp_path))
+
+
+def test_end_of_text_ids_that_no_token_has_are_left_out(tmp_path: Path) -> None:
+    for path in resolve_model("tiny").folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [258, 259]}')
+    assert resolve_model(str(tmp_path)).eos_token_ids == {258}
 
 
 def test_the_hub_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,9 @@ def test_shards_are_found_through_their_index(folder: Path) -> None:
     index.write_text("{}")
     with pytest.raises(ModelError, match="weight_map is missing"):
         load(folder)
+    index.write_text('{"weight_map": {"a": ["one.safetensors"]}}')
+    with pytest.raises(ModelError, match="weight_map must map"):
+        load(folder)
 
 
 @pytest.mark.parametrize(
