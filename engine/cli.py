@@ -39,7 +39,13 @@ def make_parser() -> argparse.ArgumentParser:
     serve.set_defaults(command="serve", run=_serve)
     _add_model(serve)
     add = _Adder(serve)
-    add("--served-model-name", nargs="+", metavar="NAME", help="names clients use for it (default: --model)")
+    add(
+        "--served-model-name",
+        nargs="+",
+        type=unicode_text,
+        metavar="NAME",
+        help="names clients use for it (default: --model)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
@@ -82,10 +88,19 @@ def size(text: str) -> int:
     unit = match["unit"].lower()
     base = 1024 if "i" in unit or unit in ("k", "m", "g", "t") else 1000
     power = "kmgt".find(unit[:1]) + 1 if unit[:1] in tuple("kmgt") else 0
-    count = int(float(match["number"]) * base**power)
+    count = float(match["number"]) * base**power
     if not 1 <= count < 1 << 50:
         raise argparse.ArgumentTypeError(f"must be from 1 byte to 1 PiB, got {text!r}")
-    return count
+    return int(count)
+
+
+def unicode_text(text: str) -> str:
+    """Text that can be shown and sent. Raises ArgumentTypeError for bytes of the command line that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be UTF-8, got {text!r}") from None
+    return text
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,9 +128,9 @@ class _Adder:
                 self._parser.error(f"{variable}: must be 1 or 0, got {text!r}")
             action.default = text.lower() in _TRUE
             return
-        convert: Callable[[str], Any] = settings.get("type", str.split if settings.get("nargs") else str)
+        convert: Callable[[str], Any] = settings.get("type", str)
         try:
-            value = convert(text)
+            value = [convert(word) for word in text.split()] if settings.get("nargs") else convert(text)
         except argparse.ArgumentTypeError as error:
             self._parser.error(f"{variable}: {error}")
         if action.choices is not None and value not in action.choices:
@@ -127,6 +142,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add = _Adder(parser)
     add(
         "--model",
+        type=unicode_text,
         default=DEFAULT_MODEL,
         help="smollm2-135m, tiny, a folder, a .gguf file or a Hugging Face hub id (default: %(default)s)",
     )
@@ -171,8 +187,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     names = tuple(arguments.served_model_name or (arguments.model,))
     try:
         listener = _bind(arguments.host, arguments.port)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
+        reason = getattr(error, "strerror", None) or error
         return _unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
     # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
     from engine.core_client import CoreProcess

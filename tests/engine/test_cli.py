@@ -47,7 +47,7 @@ def test_sizes(text: str, expected: int) -> None:
     assert size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "1XB", "1e3", "nan", "9999TiB", "1 G i B"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "1XB", "1e3", "nan", "9999TiB", "1 G i B", "9" * 400])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         size(text)
@@ -64,6 +64,8 @@ def test_bad_sizes(text: str) -> None:
         (["--block-size", "0"], ["--block-size", "1 to 1024"]),
         (["--max-num-seqs", "5000"], ["--max-num-seqs", "4096"]),
         (["--max-model-len", "-1"], ["--max-model-len", "at least 1"]),
+        (["--model", "\udcff"], ["--model", "UTF-8"]),
+        (["--served-model-name", "a", "\udcff"], ["--served-model-name", "UTF-8"]),
         (["--nonsense"], ["--nonsense"]),
     ],
 )
@@ -114,12 +116,15 @@ def test_a_port_in_use() -> None:
         check_one_line(run("serve", "--model", "tiny", "--port", port), port, "in use")
 
 
-def test_an_unknown_host() -> None:
-    check_one_line(run("serve", "--model", "tiny", "--host", "no.such.host.invalid"), "no.such.host.invalid")
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b", "a" * 300])
+def test_an_unknown_host(host: str) -> None:
+    check_one_line(run("serve", "--model", "tiny", "--host", host), "cannot listen on", host)
 
 
 def test_an_unknown_model() -> None:
     check_one_line(run("serve", "--model", "nonsense", "--port", "0"), "nonsense", "smollm2-135m, tiny")
+    check_one_line(run("serve", "--model", "~no-such-user/x", "--port", "0"), "~no-such-user/x")
+    check_one_line(run("prepare", "--model", "/" + "a" * 5000), "/aaa", "too long")
 
 
 def test_a_corrupt_model(tmp_path: Path) -> None:
