@@ -20,6 +20,7 @@ EXIT_FAILED_TURNS = 1
 EXIT_BAD_INPUT = 2
 EXIT_NO_SERVER = 3
 ENGINE_MODEL = "smollm2-135m"
+LEAST, MOST = 1e-9, 1e9  # of any number above 0: times divided by it stay finite
 
 
 def _positive(kind: Callable[[str], float], text: str) -> float:
@@ -30,6 +31,8 @@ def _positive(kind: Callable[[str], float], text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         what = "a whole number" if kind is int else "a number"
         raise argparse.ArgumentTypeError(f"expected {what} above 0, got {text!r}")
+    if not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"expected a number from {LEAST:g} to {MOST:g}, got {text!r}")
     return value
 
 
@@ -39,7 +42,7 @@ def positive_int(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above 0."""
+    """A number above 0, within `LEAST` and `MOST`."""
     return _positive(float, text)
 
 
@@ -74,6 +77,15 @@ def engine_arguments(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"cannot be split as a shell would ({error}): {text!r}") from None
+
+
+def unicode_text(text: str) -> str:
+    """Text that can be sent; bytes of the command line that are no UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected UTF-8, got {text!r}") from None
+    return text
 
 
 def yes_or_no(text: str) -> bool:
@@ -140,7 +152,7 @@ def _run_options(parser: argparse.ArgumentParser) -> _Adder:
     parser.add_argument("file", metavar="FILE", help="the trace (see traces/README.md)")
     add = _Adder(parser)
     add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
-    add("--model", str, None, f"model name (default: the first the server lists; own engine: {ENGINE_MODEL})", "NAME")
+    add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--sessions", positive_int, None, "only the first N sessions", metavar="N")
     add("--speed", positive_float, 1.0, "divide arrival and think times by X (default: 1)", metavar="X")
     add("--concurrency", positive_int, None, "at most N requests in flight (default: no limit)", metavar="N")
@@ -148,7 +160,7 @@ def _run_options(parser: argparse.ArgumentParser) -> _Adder:
     add("--seed", whole_number, 0, "seed of the --rate arrivals (default: 0)", metavar="N")
     add("--timeout", positive_float, 3600.0, "seconds from sending to the end of an answer (default: 3600)", "S")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
-    add("--api-key", str, None, "sent as the bearer token", metavar="KEY")
+    add("--api-key", unicode_text, None, "sent as the bearer token", metavar="KEY")
     add("--json", Path, None, "write the figures to FILE", metavar="FILE")
     add("--no-plots", yes_or_no, False, "tables only")
     return add

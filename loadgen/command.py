@@ -52,24 +52,39 @@ class OutputError(Exception):
 
 def check_writable(path: Path) -> None:
     """Fail before a run, not after it. Raises `OutputError`."""
-    folder = path.parent
-    if path.is_dir():
-        raise OutputError(f"--json {path}: is a folder; name a file")
-    if not folder.is_dir():
-        raise OutputError(f"--json {path}: there is no folder {folder}")
-    in_place = path.exists() and not path.is_file()  # a pipe or /dev/stdout; a file is replaced whole
-    if not os.access(path if in_place else folder, os.W_OK):
-        raise OutputError(f"--json {path}: no permission to write")
+    try:
+        if path.is_dir():
+            raise OutputError(f"--json {path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise OutputError(f"--json {path}: there is no folder {path.parent}")
+        if _in_place(path):
+            if not os.access(path, os.W_OK):
+                raise OutputError(f"--json {path}: no permission to write")
+        else:
+            partial = _partial(path)
+            partial.touch()
+            partial.unlink()
+    except OSError as error:
+        raise OutputError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+
+
+def _in_place(path: Path) -> bool:
+    """Whether it is a pipe or /dev/stdout; a file is replaced whole."""
+    return path.exists() and not path.is_file()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write the document whole or not at all. Raises `OutputError`."""
     data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     try:
-        if path.exists() and not path.is_file():  # a pipe or /dev/stdout
+        if _in_place(path):
             path.write_bytes(data)
             return
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = _partial(path)
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
