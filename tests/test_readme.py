@@ -85,6 +85,13 @@ def test_a_command_works(command, environment, engine):
     assert '"error"' not in done.stdout
 
 
+def test_the_client_example_gets_its_answer(environment, engine):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    code = code.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert "Paris" in done.stdout, done.stderr
+
+
 def test_each_picture_and_path_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -47,6 +47,8 @@ async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look
     print()
     write_frame(frame, *size, look, sys.stdout)
     print()
+    if replay.report and not replay.failure:
+        print("The minute is over: the replay was stopped, and reports what it measured.")
     print("\n".join(replay.report))
     if code is None:
         return fail("the replay never started")

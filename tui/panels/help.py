@@ -25,7 +25,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         (glyphs.fills[7], "text", "full: held by one request"),
         ("2-9" if glyphs.ascii else glyphs.shared, "shared", "shared: held by several requests"),
         (glyphs.cached, "cached", "cached: can be found again, or evicted"),
-        (glyphs.hole, "hole", "too short for the next reservation"),
+        (glyphs.hole, "hole", "free, in a hole no reservation fits"),
     ]
     rows = [
         (glyphs.prefill, "prefill", "prefill: prompt tokens are computed"),
@@ -40,6 +40,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     left: list[Line] = [_entry(key, "key", text) for key, text in keys]
     left += [[], [(" A cell of several blocks shows", "dim")], [(" their commonest state.", "dim")]]
     left += [[(" A colour is a request, the same in", "dim")], [(" the map and in the batch.", "dim")]]
+    left += [[(" The number beside a request is its", "dim")], [(" context in tokens.", "dim")]]
     left += [[(f" {glyphs.dash} was not measured.", "dim")]]
     right = [_entry(glyph, role, text) for glyph, role, text in blocks]
     glyph_rows = [_entry(*row) for row in rows]

@@ -86,7 +86,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body, covered = _tall(view, comparison, inner, rows, look)
     else:
         body, covered = _compact(view, comparison, inner, rows, look)
-    note = f" rates over {RATE_WINDOW:.0f} s, latencies over {LATENCY_WINDOW:.0f} s "
+    note = f" rates and waste over {RATE_WINDOW:.0f} s, latencies over {LATENCY_WINDOW:.0f} s "
     if len(note) > inner - 2:
         note = f" tok/s {RATE_WINDOW:.0f} s, p50 of {LATENCY_WINDOW:.0f} s "
     right: Line = []
