@@ -96,7 +96,8 @@ def _ready_line(service: Service, listener: socket.socket) -> str:
     info = loaded.info
     return (
         f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
-        f"({info.dtype}, {info.device}, {info.num_blocks:,} blocks of {info.block_size}, context {info.max_model_len:,})"
+        f"({info.dtype}, {info.device}, {info.num_blocks:,} blocks of {info.block_size}, "
+        f"context {info.max_model_len:,})"
     )
 
 
