@@ -36,12 +36,13 @@ class _Parser(argparse.ArgumentParser):
 
 def server_url(text: str) -> str:
     """An http(s) address without a path. Raises ArgumentTypeError."""
-    from urllib.parse import urlsplit
+    from httpx import URL, InvalidURL  # what will open it
 
     try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
+        parts = URL(text)
+        known = parts.scheme in ("http", "https") and bool(parts.host)
+        usable = known and (parts.port is None or 0 < parts.port < 1 << 16)
+    except (InvalidURL, UnicodeError):
         usable = False
     if not usable or any(c.isspace() for c in text):
         raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
