@@ -55,7 +55,8 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
             say(problem)
             status = UNUSABLE
         elif service.loaded is not None and not stop.is_set():
-            print(_ready_line(service, listener), flush=True)
+            with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
+                print(_ready_line(service, listener), flush=True)
             await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
         if client.death is not None:
             say(str(client.death))

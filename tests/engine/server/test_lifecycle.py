@@ -1,5 +1,7 @@
 """From start to end: signals end it cleanly, a dead core is told, and no process is left behind."""
 
+import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -148,6 +150,30 @@ def test_health_says_why_until_it_can_serve(tmp_path) -> None:
     finally:
         process.terminate()
         assert process.wait(20) == 0
+
+
+def test_it_serves_though_nobody_reads_its_line(tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "engine.cli", "serve", "--model", "tiny", "--port", str(port)]
+    with (tmp_path / "stderr").open("w") as errors:
+        process = subprocess.Popen(command, stdout=writer, stderr=errors)
+    os.close(writer)
+    try:
+        for _ in range(300):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            time.sleep(0.1)
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        assert "Traceback" not in (tmp_path / "stderr").read_text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_api_process_never_loads_torch(server) -> None:
