@@ -135,14 +135,38 @@ async def _server(
         yield engine.url, engine
 
 
+async def _run(
+    trace: Trace,
+    options: Options,
+    server: tuple[str, EngineProcess | None],
+    console: Console,
+    interrupt: Interrupt,
+    label: str = "replay",
+) -> tuple[RunResult, ServerError | None]:
+    """One run, and why it ended early if its own engine did: the rest of the trace has nobody to answer it."""
+    url, engine = server
+    death = asyncio.create_task(engine.ended()) if engine is not None else None
+    with interrupt.reported() as stop:
+        if death is not None:
+            death.add_done_callback(lambda task: None if task.cancelled() else stop.set())
+        try:
+            result = await replay(trace, options, url, engine, console, stop, label)
+        finally:
+            if death is not None and not death.done():
+                death.cancel()
+    problem = ServerError(death.result()) if death is not None and death.done() and not death.cancelled() else None
+    return result, problem
+
+
 async def _replay(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
     options = _options(arguments, arguments.mode, arguments.alloc)
     console, out = Console(stderr=True), _stdout()
-    async with _server(arguments, options, console) as (url, engine):
-        with interrupt.reported() as stop:
-            result = await replay(trace, options, url, engine, console, stop)
+    async with _server(arguments, options, console) as server:
+        result, problem = await _run(trace, options, server, console, interrupt)
     with _json_too(arguments, result.document()):
         print_report(result, out, not arguments.no_plots)
+    if problem is not None:
+        raise problem
     return _exit_code(result)
 
 
@@ -156,9 +180,9 @@ async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Inter
             break
         options = _options(arguments, mode, alloc)
         try:
-            async with _server(arguments, options, console) as (url, engine):
-                with interrupt.reported() as stop:
-                    results.append(await replay(trace, options, url, engine, console, stop, name))
+            async with _server(arguments, options, console) as server:
+                result, problem = await _run(trace, options, server, console, interrupt, name)
+                results.append(result)
         except (ServerError, EngineError, EngineStartError) as error:
             problem = error
         except asyncio.CancelledError:

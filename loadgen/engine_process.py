@@ -162,6 +162,12 @@ class EngineProcess:
     def _failure(self, what: str) -> str:
         return "\n".join([f"the engine {what}: {' '.join(self._command)}", *(f"  {line}" for line in self._lines)])
 
+    async def ended(self) -> str:
+        """Wait until the engine ends by itself; returns what is to be told about it."""
+        assert self._process is not None
+        code = await _exit_code(self._process)
+        return self._failure(f"ended with exit code {code} while requests ran")
+
     def output_tail(self) -> list[str]:
         """The engine's last lines of output."""
         return list(self._lines)

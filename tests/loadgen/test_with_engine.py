@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -155,6 +156,22 @@ async def test_ctrl_c_stops_the_engine_too(trace_file: Path, tmp_path: Path) -> 
     assert document["summary"]["not_reached"] >= 1
     assert document["summary"]["failed"] == 0
     assert not listening(document["settings"]["url"])
+
+
+async def test_a_dead_engine_ends_the_run_with_a_report(trace_file: Path, tmp_path: Path) -> None:
+    out_file = tmp_path / "out.json"
+    trace_file.write_text(trace_file.read_text().replace('"arrival": 0.7', '"arrival": 700'))
+    process = await start("replay", trace_file, "--json", out_file)
+    assert process.stderr is not None
+    while b"running" not in (line := await process.stderr.readline()):
+        assert line
+    (engine,) = psutil.Process(process.pid).children()
+    engine.kill()
+    out, err = await process.communicate()
+    assert process.returncode == 3, err
+    assert b"the engine ended with exit code -9 while requests ran" in err
+    assert json.loads(out_file.read_text())["summary"]["not_reached"] >= 1
+    assert b"Outcome" in out
 
 
 async def test_ctrl_c_while_the_engine_starts(trace_file: Path) -> None:
