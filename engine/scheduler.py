@@ -262,6 +262,8 @@ class _Step:
     def admit_continuously(self) -> None:
         """Let waiting requests join while tokens, rows and memory last; those that do not fit may be passed."""
         scheduler = self.scheduler
+        if not scheduler.waiting:
+            return
         blocked: list[Request] = []
         computing = self._prefixes_being_computed()
         owed = sum(map(scheduler.kv.owed, scheduler.running))

@@ -19,6 +19,7 @@ from tui.view import Frame, Status, View
 
 FIRST_HALF, SECOND_HALF = 25.0, 35.0
 PROGRESS_EVERY = 5.0
+STOPPED = 130  # the exit code of a replay that was interrupted
 OLD: dict[str, Any] = {"batching": "static", "allocation": "reserved"}
 NEW: dict[str, Any] = {"batching": "continuous", "allocation": "paged"}
 
@@ -47,7 +48,7 @@ async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look
     print()
     write_frame(frame, *size, look, sys.stdout)
     print()
-    if replay.report and not replay.failure:
+    if code == STOPPED:
         print("The minute is over: the replay was stopped, and reports what it measured.")
     print("\n".join(replay.report))
     if code is None:

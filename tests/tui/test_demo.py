@@ -36,11 +36,12 @@ def logs(tmp_path, monkeypatch):
     return folder
 
 
-def write_trace(path, output_tokens, system="Be kind. " * 20):
+def write_trace(path, output_tokens, system="Be kind. " * 20, sessions=200):
     header = {"format": "paged-top-chat", "version": 1, "systems": {"main": system}, "temperature": 0.7}
     turn = {"user": "How are you?", "user_tokens": 4, "output_tokens": output_tokens, "seed": 7}
     lines = [header] + [
-        {"session": f"s{count:04}", "arrival": count * 0.05, "system": "main", "turns": [turn]} for count in range(200)
+        {"session": f"s{count:04}", "arrival": count * 0.05, "system": "main", "turns": [turn]}
+        for count in range(sessions)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -67,9 +68,18 @@ async def test_it_switches_shows_a_frame_and_reports(tmp_path, capsys, short, lo
     assert "replay: running" in frame[-1]
     assert "\n".join(replay.report) in out
     assert "sessions served whole" in out
-    assert replay.exit_code in (0, 130)
+    assert replay.exit_code == 130
+    assert "The minute is over" in out
     assert session._own.child.exit_code is not None
     assert list(logs.iterdir()) == []
+
+
+async def test_a_replay_that_ended_by_itself_is_not_said_to_be_stopped(tmp_path, capsys, short):
+    code, _, replay = await run(write_trace(tmp_path / "t.jsonl", 3, sessions=2))
+    out, err = capsys.readouterr()
+    assert (code, replay.exit_code) == (0, 0), err
+    assert "sessions served whole" in out
+    assert "The minute is over" not in out
 
 
 async def test_a_replay_that_fails_is_told_and_keeps_its_log(tmp_path, capsys, short, logs):
