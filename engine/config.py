@@ -18,6 +18,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: str = "auto"  # auto | cpu | cuda
     block_size: int = 16
     kv_memory: int = DEFAULT_KV_MEMORY
+    swap_space: int = 0  # bytes of host memory for preempted requests' KV
     max_model_len: int | None = None  # None: the model's own, or what the pool holds if that is less
     control: Control = Control()
     check_invariants: bool = False  # assert the pool's invariants after every step

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from engine.config import EngineConfig
+from engine.plan import ScoredToken
 from engine.protocol import Control, EngineInfo, FinishReason
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, SchedulingParams
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -16,9 +17,16 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
+    """Start a request, and `siblings` that answer the same prompt: it is computed once, and they are forked off.
+
+    Sibling i (from 1) draws with seed + i. With `sampling.beam` they are the other beams, and only `request` reports.
+    """
+
     request: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    scheduling: SchedulingParams = SchedulingParams()
+    siblings: tuple[str, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -34,6 +42,12 @@ class SetControl(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetSnapshot(msgspec.Struct, frozen=True, tag=True):
+    call: int
+
+
+class ClearCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget every cached prefix; the reply's JSON is the number of blocks forgotten."""
+
     call: int
 
 
@@ -60,6 +74,16 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     unusable: bool
 
 
+class BeamOutput(msgspec.Struct, frozen=True):
+    """One finished sequence of a beam search; `score` is `logprob` (the sum) over length**length_penalty."""
+
+    token_ids: tuple[int, ...]
+    logprob: float
+    score: float
+    finished: FinishReason
+    stop_token: int | None = None
+
+
 class Output(msgspec.Struct, frozen=True, tag=True):
     """One request's news of one step: a token, an end, or both. `error` explains reason `error`."""
 
@@ -72,6 +96,9 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     error: str | None = None
     refused: bool = False  # it never entered the queue: the request is to blame, not the engine
+    prompt_start: int = 0  # the place in the prompt of the first of `prompt_logprobs`
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
+    beams: tuple[BeamOutput, ...] = ()  # with the end of a beam search, best first
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -94,5 +121,5 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-ToCore = Start | Add | Abort | SetControl | GetSnapshot | Shutdown
+ToCore = Start | Add | Abort | SetControl | GetSnapshot | ClearCache | Shutdown
 FromCore = Located | Ready | Fatal | Outputs | Step | Reply

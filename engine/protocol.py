@@ -1,7 +1,8 @@
 """Everything that crosses the engine's border: step records, snapshots and control.
 
 A snapshot plus every record after its sequence number is the engine's exact state (`tui.fold` folds one).
-Nothing is said twice: who owns a block follows from the block tables, its references are their count.
+Nothing is said twice: who owns a block follows from the block tables, its references are their count, and how far
+the block a row writes is filled follows from the row.
 Times are seconds on the engine's monotonic clock; durations are seconds. This module imports no torch.
 """
 
@@ -11,25 +12,39 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Batching = Literal["continuous", "static"]
 Allocation = Literal["paged", "reserved"]
 BlockState = Literal["free", "cached", "reserved", "filling", "full", "shared"]
-RowKind = Literal["prefill", "decode", "held"]
+RowKind = Literal["prefill", "decode", "fork", "held"]
 RequestStatus = Literal["waiting", "running", "held"]
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
+ReservedFit = Literal["first", "best"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill"]
+Preempt = Literal["recompute", "swap", "auto"]
+PreemptedBy = Literal["recompute", "swap"]
+WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent"]
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What can be switched while requests run; each change holds from a step boundary."""
+    """What can be switched while requests run; each change holds from a step boundary.
+
+    `max_prefill_chunk` caps one prefill's tokens in a step; 0: half of the budget while others can use the rest.
+    `max_wait` (seconds) bounds what `shortest_prefill` may keep a request waiting: after that it goes first.
+    """
 
     batching: Batching = "continuous"
     allocation: Allocation = "paged"
+    reserved_fit: ReservedFit = "first"  # which hole a reservation takes
     prefix_cache: bool = True
     chunked_prefill: bool = True
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_prefill_chunk: int = 0
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    max_wait: float = 10.0
+    preempt: Preempt = "auto"
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -43,45 +58,62 @@ class EngineInfo(msgspec.Struct, frozen=True):
     kv_bytes_per_token: int
     max_model_len: int  # tokens; also the slots of one reservation
     version: str
+    num_host_blocks: int = 0  # swap space, in blocks
     protocol: int = PROTOCOL_VERSION
     started: float = 0.0  # on the engine's clock
     started_unix: float = 0.0  # the same moment as Unix time
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """Where one step's time went, in seconds; `publish` is commit, hand-over and building this record."""
+    """Where one step's time went, in seconds; `publish` is commit, hand-over and building this record,
+    `transfer` the block copies and swaps, which come before `forward`."""
 
     schedule: float
     prepare: float
     forward: float
     sample: float
     publish: float
+    transfer: float = 0.0
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A request entered the queue."""
+    """A request entered the queue. One with a `parent` waits for that one's prompt and is forked off it."""
 
     request: str
     prompt_tokens: int
     max_tokens: int
     time: float
+    parent: str | None = None
+    priority: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A request entered the batch; `cached_tokens` of its tokens were found in the prefix cache."""
+    """A request entered the batch; `cached_tokens` of its tokens were found in the prefix cache.
+
+    It has KV for cached + shared + swapped tokens. `parent`: it was forked, and shares `shared_tokens` with that one.
+    """
 
     request: str
     cached_tokens: int
     looked_up_tokens: int
     allocation: Allocation
     resumed: bool  # it had been preempted before: its hits are counted apart
+    decoded_tokens: int = 0  # of the cached ones: lie in blocks with generated tokens
+    copied_tokens: int = 0  # of the cached ones: copied out of a block that goes on otherwise
+    evicted_tokens: int = 0  # not found, though they were cached once
+    parent: str | None = None
+    shared_tokens: int = 0
+    swapped_tokens: int = 0  # brought back from host memory
+    swapped_blocks: int = 0
 
 
 class Row(msgspec.Struct, frozen=True):
     """One request's part of a step's batch.
 
     `context` is the tokens whose KV exists after the step; `sampled` how many tokens it produced.
+    `fork`: computes nothing and draws its first token from the logits of its parent's row.
     `held`: finished in a static batch, still computed as padding until the batch ends.
+    The blocks it wrote, those at [context - tokens, context) of its table, are filled up to `context`.
     """
 
     request: str
@@ -93,10 +125,17 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """A request lost its blocks and went back to the head of the queue; it will recompute `lost_tokens`."""
+    """A request lost its blocks and went back into the queue; it will recompute `lost_tokens`.
+
+    The seconds are what either way was expected to cost by the rates measured so far (None: not measured yet).
+    """
 
     request: str
     lost_tokens: int
+    by: PreemptedBy = "recompute"
+    swapped_blocks: int = 0  # copied to host memory
+    recompute_seconds: float | None = None
+    swap_seconds: float | None = None
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -112,6 +151,15 @@ class TableChange(msgspec.Struct, frozen=True):
     request: str
     start: int
     blocks: tuple[int, ...]
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """Before the step computed, `target` got the KV of block `source`, of which `request` needs `tokens` slots."""
+
+    request: str
+    source: int
+    target: int
+    tokens: int
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -145,7 +193,10 @@ class WasteLedger(msgspec.Struct, frozen=True):
 
 
 class SharingLedger(msgspec.Struct, frozen=True):
-    """saved_blocks = logical - physical. Token counts are totals since the engine started."""
+    """saved_blocks = logical - physical. Token counts are totals since the engine started.
+
+    decoded, copied and evicted tokens are those of first admissions, as `Joined` has them.
+    """
 
     logical_blocks: int = 0  # sum of all block tables' lengths
     physical_blocks: int = 0  # distinct blocks in them
@@ -155,17 +206,40 @@ class SharingLedger(msgspec.Struct, frozen=True):
     found_tokens: int = 0
     resumed_looked_up_tokens: int = 0  # the same for requests that come back after preemption
     resumed_found_tokens: int = 0
+    decoded_tokens: int = 0
+    copied_tokens: int = 0
+    evicted_tokens: int = 0
+    forked_tokens: int = 0  # prompt tokens that forks share with their parents, never looked up
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Why the request that would be next still waits.
+
+    `rows`: max_num_seqs run. `tokens`: the step's budget is spent. `blocks`: it needs more blocks than can be had.
+    `hole`: it needs that many adjacent ones, and no hole is as long. `batch`: a static batch runs.
+    `prefix`: another computes the blocks it would find. `parent`: it is forked once its parent's prompt is computed.
+    """
+
+    request: str
+    cause: WaitCause
+    needed_blocks: int = 0
+    available_blocks: int = 0
+    longest_hole: int = 0  # blocks
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """Requests that wait, and for how long the oldest of them has, in seconds."""
+    """Requests that wait, for how long the oldest of them has, in seconds, and why the next one does."""
 
     length: int = 0
     oldest_age: float = 0.0
+    head: Wait | None = None
 
 
 class Record(msgspec.Struct, frozen=True, tag="step"):
-    """What one step did. A step with no rows tells of changes made while nothing ran."""
+    """What one step did. A step with no rows tells of changes made while nothing ran.
+
+    `blocks` leaves out those that were being filled and still are: their filling follows from `rows`.
+    """
 
     seq: int
     time: float
@@ -185,6 +259,9 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     sharing: SharingLedger
     queue: Queue
     unreserved: tuple[str, ...] = ()  # gave their unfilled slots back when `paged` was chosen, and go on paged
+    copies: tuple[Copy, ...] = ()
+    cleared: int = 0  # blocks that the prefix cache was told to forget
+    host_blocks: int = 0  # of the swap space, in use
 
 
 class RequestState(msgspec.Struct, frozen=True):
@@ -203,6 +280,9 @@ class RequestState(msgspec.Struct, frozen=True):
     allocation: Allocation | None  # None while it waits
     reason: FinishReason | None  # why it ended, while it is held
     table: tuple[int, ...]
+    parent: str | None = None  # while it waits to be forked
+    priority: int = 0
+    swapped_tokens: int = 0  # whose KV waits in host memory
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -218,6 +298,12 @@ class Counters(msgspec.Struct, frozen=True):
     length_capped: int = 0
     aborted: int = 0
     failed: int = 0
+    expired: int = 0
+    forks: int = 0
+    copied_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    recomputed_tokens: int = 0  # lost to preemption by recompute
 
 
 # The counter of each way to end.
@@ -226,6 +312,7 @@ ENDINGS: dict[FinishReason, str] = {
     "length": "length_capped",
     "abort": "aborted",
     "error": "failed",
+    "deadline": "expired",
 }
 
 
@@ -246,6 +333,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     sharing: SharingLedger
     queue: Queue
     counters: Counters
+    host_blocks: int = 0
 
 
 class Gap(msgspec.Struct, frozen=True, tag="gap"):

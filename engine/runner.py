@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.model import Decoder
-from engine.plan import PlannedRow, StepPlan, StepResult
+from engine.plan import FixedRequest, PlannedRow, StepPlan, StepResult
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.threads import waits_asleep
@@ -59,7 +59,8 @@ class ModelRunner:
         stride = max(1, self.model.config.vocab_size // count)
         tokens = [i * stride % self.model.config.vocab_size for i in range(count)]
         blocks = range(-(-count // self.block_size))
-        row = PlannedRow("", "prefill", tokens, count, 0, count, blocks, True, SamplingParams(max_tokens=1))
+        request = FixedRequest("", tokens, count, blocks, SamplingParams(max_tokens=1))
+        row = PlannedRow(request, "prefill", 0, count, True)
         device = self.model.device
         token_ids, positions, metadata, _ = flatten([row], self.block_size, device)
         every = torch.arange(count, device=device)
@@ -95,8 +96,8 @@ def flatten(
     tables = np.zeros((len(rows), int(-(-contexts.max() // block_size))), np.int32)
     for i, row in enumerate(rows):
         begin, end = row.start, row.start + row.count
-        tokens[query_starts[i] : query_starts[i + 1]] = row.history[begin:end]
-        blocks = row.block_table[: -(-end // block_size)]
+        tokens[query_starts[i] : query_starts[i + 1]] = row.request.tokens[begin:end]
+        blocks = row.request.table[: -(-end // block_size)]
         tables[i, : len(blocks)] = blocks
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(tokens)) + (starts - query_starts[:-1])[owner]

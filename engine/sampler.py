@@ -36,7 +36,7 @@ class Sampler:
         """
         if not rows:
             return []
-        report = _LogProbs(logits, rows) if any(r.sampling.logprobs is not None for r in rows) else None
+        report = _LogProbs(logits, rows) if any(r.request.sampling.logprobs is not None for r in rows) else None
         for i, row in enumerate(rows):
             if _adjusts(row):
                 _adjust(logits[i], row, self.eos_token_ids)
@@ -45,11 +45,11 @@ class Sampler:
         if unusable:
             logits[unusable] = 0.0  # what is computed of them must not disturb the rows beside them
         chosen = tokens.tolist()
-        drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= GREEDY_BELOW]
+        drawn = [i for i, row in enumerate(rows) if row.request.sampling.temperature >= GREEDY_BELOW]
         if drawn:
-            samplings = [rows[i].sampling for i in drawn]
+            samplings = [rows[i].request.sampling for i in drawn]
             probabilities = _filtered(logits if len(drawn) == len(rows) else logits[drawn], samplings)
-            uniforms = [uniform(rows[i].sampling.seed, _output_index(rows[i])) for i in drawn]
+            uniforms = [uniform(rows[i].request.sampling.seed, _output_index(rows[i])) for i in drawn]
             picked = pick(probabilities, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
             for i, token in zip(drawn, picked.tolist(), strict=True):
                 chosen[i] = token
@@ -62,7 +62,7 @@ class Sampler:
 
 
 def _output_index(row: PlannedRow) -> int:
-    return row.start + row.count - row.prompt_length
+    return row.start + row.count - row.request.prompt_length
 
 
 def uniform(seed: int | None, index: int) -> float:
@@ -117,7 +117,7 @@ def _chunks(rows: Tensor, filler: float) -> Tensor:
 
 def _adjusts(row: PlannedRow) -> bool:
     """Whether anything but temperature and filters stands between the logits and the choice."""
-    sampling = row.sampling
+    sampling = row.request.sampling
     return bool(
         sampling.logit_bias
         or _output_index(row) < sampling.min_tokens
@@ -129,7 +129,7 @@ def _adjusts(row: PlannedRow) -> bool:
 
 def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> None:
     """Change one row's logits in place: minimum length, bias and penalties."""
-    sampling = row.sampling
+    sampling = row.request.sampling
     if _output_index(row) < sampling.min_tokens:
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -140,12 +140,12 @@ def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> N
         ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
         logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
     if sampling.repetition_penalty != 1.0:
-        ids = torch.tensor(sorted(set(row.history)), device=logits.device)
+        ids = torch.tensor(sorted(set(row.request.tokens)), device=logits.device)
         seen = logits[ids]
         penalty = sampling.repetition_penalty
         logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0:
-        output = np.asarray(row.history[row.prompt_length :], dtype=np.int64)
+        output = np.asarray(row.request.tokens[row.request.prompt_length :], dtype=np.int64)
         if len(output):
             unique, counts = np.unique(output, return_counts=True)
             amounts = sampling.frequency_penalty * counts + sampling.presence_penalty
@@ -220,10 +220,10 @@ class _LogProbs:
 
     def __init__(self, logits: Tensor, rows: Sequence[PlannedRow]) -> None:
         self.rows = rows
-        asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+        asking = [i for i, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         self.place = {row: i for i, row in enumerate(asking)}
         self.values = logits[asking].log_softmax(dim=-1)
-        most = min(logits.shape[1], max(rows[i].sampling.logprobs or 0 for i in asking))
+        most = min(logits.shape[1], max(rows[i].request.sampling.logprobs or 0 for i in asking))
         top = self.values.topk(most, dim=-1)
         self.top_values, self.top_ids = top.values.tolist(), top.indices.tolist()
 
@@ -234,6 +234,6 @@ class _LogProbs:
         i = self.place.get(row)
         if i is None:
             return Sampled(token)
-        count = self.rows[row].sampling.logprobs or 0
+        count = self.rows[row].request.sampling.logprobs or 0
         pairs = zip(self.top_ids[i][:count], self.top_values[i][:count], strict=True)
         return Sampled(token, float(self.values[i, token]), tuple(pairs))

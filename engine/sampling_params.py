@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+
+class BeamParams(msgspec.Struct, frozen=True):
+    """Beam search with transformers' meanings: a finished beam scores its log-probability over
+    (output length)**length_penalty, its end token counted. `early_stopping` True ends with `width` finished beams,
+    False when the best running beam cannot better the worst of them at its present length, "never" at any length.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+class SchedulingParams(msgspec.Struct, frozen=True):
+    """How one request is to be queued and cached. A lower `priority` goes first under the policy `priority`.
+
+    `timeout` is in seconds from its arrival. Equal tokens under different salts never share blocks;
+    without `prefix_cache` it neither finds blocks nor leaves any to be found.
+    """
+
+    priority: int = 0
+    timeout: float | None = None
+    cache_salt: str | None = None
+    prefix_cache: bool = True
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -27,3 +53,5 @@ class SamplingParams(msgspec.Struct, frozen=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; such requests do not read the prefix cache
+    beam: BeamParams | None = None  # then temperature is 0, and no token is told before the end

@@ -311,17 +311,7 @@ class _Step:
         kind = request.kind
         start = request.num_computed - (1 if kind == "held" else 0)
         samples = kind != "held" and start + count == request.num_tokens
-        return PlannedRow(
-            request.id,
-            kind,
-            request.tokens,
-            request.prompt_length,
-            start,
-            count,
-            request.table,
-            samples,
-            request.sampling,
-        )
+        return PlannedRow(request, kind, start, count, samples)
 
     def _schedule(self, request: Request) -> bool:
         """Plan a request's next tokens; False if there are no blocks for them."""

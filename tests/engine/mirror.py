@@ -51,16 +51,16 @@ class MirrorRunner:
     def run(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         for row in plan.rows:
-            fed = row.history[row.start : row.start + row.count]
+            fed = row.request.tokens[row.start : row.start + row.count]
             for slot, token in zip(row.slots(self.block_size), fed, strict=True):
                 if slot >= 0:
                     self.slots[slot] = token
         self.during()
         sampled = {}
         for row in plan.rows:
-            context = list(row.history[: row.start + row.count])
+            context = list(row.request.tokens[: row.start + row.count])
             size = self.block_size
-            read = [self.slots[row.block_table[p // size] * size + p % size] for p in range(len(context))]
+            read = [self.slots[row.request.table[p // size] * size + p % size] for p in range(len(context))]
             assert read == context, f"{row.request_id} reads {read} where its context is {context}"
             if row.samples:
                 sampled[row.request_id] = Sampled(next_token(context))

@@ -21,7 +21,7 @@ from engine.loading.config import read_config
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
-from engine.plan import PlannedRow
+from engine.plan import FixedRequest, PlannedRow
 from engine.runner import flatten
 from engine.sampling_params import SamplingParams
 
@@ -103,7 +103,9 @@ class Fed:
         """Feed (sequence, start, count); logits of every fed row."""
         sampling = SamplingParams(max_tokens=1)
         rows = [
-            PlannedRow(str(i), "prefill", self.prompts[i], 1, start, count, self.tables[i], True, sampling)
+            PlannedRow(
+                FixedRequest(str(i), self.prompts[i], 1, self.tables[i], sampling), "prefill", start, count, True
+            )
             for i, start, count in chunks
         ]
         tokens, positions, metadata, _ = flatten(rows, BLOCK_SIZE, CPU)
@@ -165,7 +167,9 @@ def test_only_sampled_rows_reach_the_logits(tmp_path: Path) -> None:
     fed = Fed(tmp_path, prompts)
     every = fed.step([(0, 0, 20), (2, 0, 23)])
     rows = [
-        PlannedRow(str(i), "prefill", prompts[i], 1, 0, n, fed.tables[i], True, SamplingParams(max_tokens=1))
+        PlannedRow(
+            FixedRequest(str(i), prompts[i], 1, fed.tables[i], SamplingParams(max_tokens=1)), "prefill", 0, n, True
+        )
         for i, n in ((0, 20), (2, 23))
     ]
     tokens, positions, metadata, last_rows = flatten(rows, BLOCK_SIZE, CPU)
@@ -181,7 +185,9 @@ def test_a_held_row_changes_no_cache(tmp_path: Path) -> None:
     fed = Fed(tmp_path, prompts)
     expected = fed.step([(0, 0, 61)])[-1:]
     before = [tensor.clone() for pair in fed.caches for tensor in pair]
-    row = PlannedRow("0", "held", prompts[0], 1, 60, 1, fed.tables[0], False, SamplingParams(max_tokens=1))
+    row = PlannedRow(
+        FixedRequest("0", prompts[0], 1, fed.tables[0], SamplingParams(max_tokens=1)), "held", 60, 1, False
+    )
     tokens, positions, metadata, last_rows = flatten([row], BLOCK_SIZE, CPU)
     logits = fed.model.forward(tokens, positions, metadata, fed.caches, last_rows)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)

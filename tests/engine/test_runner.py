@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
-from engine.plan import PlannedRow, StepPlan
+from engine.plan import FixedRequest, PlannedRow, StepPlan
 from engine.protocol import RowKind
 from engine.runner import ModelRunner, flatten
 from engine.sampler import Sampler
@@ -27,7 +27,7 @@ def planned(
     name: str, kind: RowKind, history: Sequence[int], start: int, count: int, table: Sequence[int], samples: bool
 ) -> PlannedRow:
     sampling = SamplingParams(max_tokens=5, temperature=0)
-    return PlannedRow(name, kind, history, 3, start, count, table, samples, sampling)
+    return PlannedRow(FixedRequest(name, history, 3, table, sampling), kind, start, count, samples)
 
 
 def test_a_step_is_flattened_row_after_row() -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import PlannedRow
+from engine.plan import FixedRequest, PlannedRow
 from engine.sampler import Sampler, pick, uniform
 from engine.sampling_params import SamplingParams
 
@@ -26,7 +26,7 @@ def row(
     prompt, output = prompt or [0], output or []
     history = prompt + output
     params = SamplingParams(max_tokens=1000, **sampling)
-    return PlannedRow(name, "decode", history, len(prompt), len(history) - 1, 1, [0], True, params)
+    return PlannedRow(FixedRequest(name, history, len(prompt), [0], params), "decode", len(history) - 1, 1, True)
 
 
 def sample(logits: torch.Tensor, *rows: PlannedRow) -> list[Any]:  # of Sampled, or None
@@ -169,7 +169,7 @@ def test_a_seed_gives_the_same_draws_whatever_the_batch() -> None:
 def test_a_resumed_prefill_draws_as_the_decode_would_have() -> None:
     logits = random_logits(500, 6)
     decode = row(prompt=[1, 2, 3], output=[4, 5], seed=9)
-    resumed = PlannedRow("r", "prefill", decode.history, 3, 0, 5, [0], True, decode.sampling)
+    resumed = PlannedRow(decode.request, "prefill", 0, 5, True)
     assert sample(logits, decode) == sample(logits, resumed)
 
 
