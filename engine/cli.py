@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
 from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
-from engine.protocol import Allocation, Batching, Control
+from engine.protocol import Allocation, Batching, Control, Preempt, ReservedFit, SchedulingPolicy
 
 ENVIRONMENT = "PAGED_ENGINE_"
 USAGE = 2
@@ -52,10 +52,16 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--batching", choices=get_args(Batching), default="continuous", help="default: %(default)s")
     add("--allocation", choices=get_args(Allocation), default="paged", help="default: %(default)s")
+    defaults = Control()
+    add(
+        "--reserved-fit",
+        choices=get_args(ReservedFit),
+        default=defaults.reserved_fit,
+        help="which hole a reservation takes (default: %(default)s)",
+    )
     add("--block-size", type=_between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
     add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
     add("--max-model-len", type=_between(1), metavar="N", help="tokens per request, prompt and answer together")
-    defaults = Control()
     add(
         "--max-num-seqs",
         type=_between(1, 4096),
@@ -70,6 +76,39 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens in a step (default: %(default)s)",
     )
+    add(
+        "--max-prefill-chunk",
+        type=_between(0, 1 << 20),
+        default=defaults.max_prefill_chunk,
+        metavar="N",
+        help="tokens of one prompt in a step (default: 0, half of the step while others can use the rest)",
+    )
+    add(
+        "--scheduling-policy",
+        choices=get_args(SchedulingPolicy),
+        default=defaults.scheduling_policy,
+        help="who of those that wait goes first (default: %(default)s)",
+    )
+    add(
+        "--max-wait",
+        type=_seconds(86400),
+        default=defaults.max_wait,
+        metavar="SECONDS",
+        help="after which shortest_prefill lets a request go first (default: %(default)g)",
+    )
+    add(
+        "--preempt",
+        choices=get_args(Preempt),
+        default=defaults.preempt,
+        help="how a request gives its blocks up: auto takes the cheaper (default: %(default)s)",
+    )
+    add(
+        "--swap-space",
+        type=size_or_none,
+        default=0,
+        metavar="SIZE",
+        help="host memory for the KV of preempted requests (default: 0, none)",
+    )
     add("--no-prefix-cache", action="store_true", help="never reuse KV blocks of equal prefixes")
     add("--no-chunked-prefill", action="store_true", help="run each prompt in one step")
     add("--seed", type=_between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
@@ -78,6 +117,11 @@ def make_parser() -> argparse.ArgumentParser:
     prepare.set_defaults(command="prepare", run=_prepare)
     _add_model(prepare)
     return parser
+
+
+def size_or_none(text: str) -> int:
+    """As `size`, or 0. Raises ArgumentTypeError."""
+    return 0 if text.strip() == "0" else size(text)
 
 
 def size(text: str) -> int:
@@ -162,6 +206,19 @@ def _between(least: int, most: int | None = None) -> Callable[[str], int]:
     return whole_number
 
 
+def _seconds(most: int) -> Callable[[str], float]:
+    def seconds(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, at most {most}, got {text!r}")
+        return value
+
+    return seconds
+
+
 def _config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=arguments.model,
@@ -169,14 +226,20 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         device=arguments.device,
         block_size=arguments.block_size,
         kv_memory=arguments.kv_memory,
+        swap_space=arguments.swap_space,
         max_model_len=arguments.max_model_len,
         control=Control(
             batching=arguments.batching,
             allocation=arguments.allocation,
+            reserved_fit=arguments.reserved_fit,
             prefix_cache=not arguments.no_prefix_cache,
             chunked_prefill=not arguments.no_chunked_prefill,
             max_num_seqs=arguments.max_num_seqs,
             max_num_batched_tokens=arguments.max_num_batched_tokens,
+            max_prefill_chunk=arguments.max_prefill_chunk,
+            scheduling_policy=arguments.scheduling_policy,
+            max_wait=arguments.max_wait,
+            preempt=arguments.preempt,
         ),
         check_invariants=arguments.check_invariants,
         seed=arguments.seed,
