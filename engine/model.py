@@ -53,14 +53,11 @@ class Decoder:
         self.head = Head(self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary))
         self.rotary = RotaryTables(config.rope, config.head_dim, max_positions, self.dtype, self.device)
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> list[KVCache]:
-        """Zeroed caches, a pair per layer."""
-        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-
-        def cache() -> Tensor:
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
-
-        return [(cache(), cache()) for _ in self.layers]
+    def allocate_kv(self, num_blocks: int, block_size: int) -> Tensor:
+        """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together."""
+        config = self.config
+        shape = (len(self.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device).movedim(2, 0)
 
     @torch.inference_mode()
     def forward(
@@ -75,6 +72,25 @@ class Decoder:
 
         Returns the logits of the sampled rows, float32 [S, vocabulary].
         """
+        return self.logits(self.hidden(token_ids, positions, metadata, caches, sampled_rows))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer: float32 [S, vocabulary] for what `hidden` gives."""
+        if hidden.shape[0] == 0:
+            return torch.empty(0, self.config.vocab_size, device=self.device)
+        return self.head(hidden)
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        caches: Sequence[KVCache],
+        wanted_rows: Tensor,
+    ) -> Tensor:
+        """`forward` up to the output layer: [S, hidden_size], normed, of the wanted rows."""
         config = self.config
         eps, head_dim = config.rms_norm_eps, config.head_dim
         hidden_shape, head_shape = (config.hidden_size,), (head_dim,)
@@ -95,7 +111,7 @@ class Decoder:
                 query_key = F.rms_norm(query_key, head_shape, None, eps).mul_(layer.qk_norm)
             query_key = rotate(query_key, cos, sin)
             write_kv(query_key[:, query_heads:], value, key_cache, value_cache, metadata)
-            if layer is last and sampled_rows.shape[0] == 0:
+            if layer is last and wanted_rows.shape[0] == 0:
                 break
             attended = paged_attention(
                 query_key[:, :query_heads],
@@ -105,15 +121,20 @@ class Decoder:
                 scale,
                 sliding_window=layer.sliding_window,
             ).view(tokens, query_heads * head_dim)
-            if layer is last:  # past its keys and values, only the sampled rows are of use
-                hidden, attended = hidden[sampled_rows], attended[sampled_rows]
+            if layer is last:  # past its keys and values, only the wanted rows are of use
+                hidden, attended = hidden[wanted_rows], attended[wanted_rows]
             hidden.add_(layer.output(attended))
             gate_up = layer.gate_up(F.rms_norm(hidden, hidden_shape, layer.mlp_norm, eps).to(dtype))
             gate, up = gate_up.chunk(2, dim=1)
             hidden.add_(layer.down(F.silu(gate).mul_(up)))
-        if sampled_rows.shape[0] == 0:
-            return torch.empty(0, config.vocab_size, device=self.device)
-        return self.head(F.rms_norm(hidden, hidden_shape, self.norm, eps).to(dtype))
+        if wanted_rows.shape[0] == 0:
+            return torch.empty(0, config.hidden_size, dtype=dtype, device=self.device)
+        return F.rms_norm(hidden, hidden_shape, self.norm, eps).to(dtype)
+
+
+def layer_caches(blocks: Tensor) -> list[KVCache]:
+    """What `allocate_kv` gave, as each layer's attention takes it."""
+    return [(layer[:, 0], layer[:, 1]) for layer in blocks.unbind(1)]
 
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:

@@ -1,4 +1,4 @@
-"""Computes a planned step on a device: flattens its rows into tensors, runs the model, samples."""
+"""Computes a planned step on a device: moves blocks, flattens rows into tensors, runs the model, samples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from engine.model import Decoder
+from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow, StepPlan, StepResult
+from engine.prompt_scores import score_prompts
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.threads import waits_asleep
 from kernels.attention import AttentionMetadata
+from kernels.blocks import copy_blocks
 
 # A step of few tokens only reads the weights: one thread does that as fast as two, which must wake each other
 # some 200 times (measured: 31 ms against 34 at one token, 49 against 52 at 16), and leaves a core to others.
@@ -23,35 +25,64 @@ UNUSABLE_LOGITS = "no token can be chosen: the logits are not finite numbers, or
 
 
 class ModelRunner:
-    """The engine's `Runner` over a real model; owns the KV caches, and decides nothing."""
+    """The engine's `Runner` over a real model; owns the KV blocks, on the device and in host memory, and decides
+    nothing. The host's take memory as they are first used, unless they must be pinned for a GPU."""
 
-    def __init__(self, model: Decoder, sampler: Sampler, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Decoder, sampler: Sampler, num_blocks: int, block_size: int, num_host_blocks: int = 0
+    ) -> None:
         self.model = model
         self.sampler = sampler
         self.block_size = block_size
-        self.caches = model.allocate_kv(num_blocks, block_size)
+        self.blocks = model.allocate_kv(num_blocks, block_size)
+        self.caches = layer_caches(self.blocks)
+        pinned = num_host_blocks > 0 and model.device.type == "cuda"
+        host_shape = (num_host_blocks, *self.blocks.shape[1:])
+        self.host_blocks = torch.empty(host_shape, dtype=model.dtype, pin_memory=pinned)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute `plan`; a row that samples and has no usable logits fails alone."""
+        """Compute `plan`; a draw from logits that are unusable fails alone.
+
+        Raises ValueError for transfers that cannot be: see `copy_blocks`.
+        """
+        transfer = self._transfer(plan)
+        if not plan.rows:
+            return StepResult({}, 0.0, 0.0, 0.0, transfer=transfer)
         begun = time.perf_counter()
         device = self.model.device
         token_ids, positions, metadata, last_rows = flatten(plan.rows, self.block_size, device)
         sampling = [row for row in plan.rows if row.samples]
+        scoring, scored_rows = _scoring(plan.rows, metadata)
         sampled_rows = last_rows[torch.tensor([row.samples for row in plan.rows], dtype=torch.bool)]
+        wanted_rows = torch.cat((sampled_rows, scored_rows)) if scoring else sampled_rows
         prepared = time.perf_counter()
-        with _threads_for(len(token_ids), device):
-            logits = self.model.forward(
-                token_ids.to(device), positions.to(device), metadata, self.caches, sampled_rows.to(device)
+        with _threads_for(device, small=len(token_ids) <= SMALL_STEP):
+            hidden = self.model.hidden(
+                token_ids.to(device), positions.to(device), metadata, self.caches, wanted_rows.to(device)
             )
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            logits = self.model.logits(hidden[: len(sampling)])
+        _wait_for(device)
         computed = time.perf_counter()
-        tokens = self.sampler.sample(logits, sampling)
-        found = {row.request_id: token for row, token in zip(sampling, tokens, strict=True)}
+        draws, logits = _draws(sampling, logits)
+        tokens = self.sampler.sample(logits, draws)
+        found = {row.request_id: token for row, token in zip(draws, tokens, strict=True)}
         sampled = {request: token for request, token in found.items() if token is not None}
         failed = dict.fromkeys(found.keys() - sampled.keys(), UNUSABLE_LOGITS)
+        scored = score_prompts(self.model, hidden[len(sampling) :], scoring) if scoring else {}
         ended = time.perf_counter()
-        return StepResult(sampled, prepared - begun, computed - prepared, ended - computed, failed)
+        return StepResult(sampled, prepared - begun, computed - prepared, ended - computed, failed, transfer, scored)
+
+    def _transfer(self, plan: StepPlan) -> float:
+        """Make the plan's swaps and copies, stage after stage; the seconds that took."""
+        if not (plan.swap_out or plan.swap_in or plan.copies):
+            return 0.0
+        begun = time.perf_counter()
+        with _threads_for(self.model.device, small=True):
+            copy_blocks(self.blocks, self.host_blocks, plan.swap_out)
+            copy_blocks(self.host_blocks, self.blocks, plan.swap_in)
+            copy_blocks(self.blocks, self.blocks, [(copy.source, copy.target) for copy in plan.copies])
+        _wait_for(self.model.device)
+        return time.perf_counter() - begun
 
     def centre_logits(self) -> None:
         """Before the first step: learn where the best logits lie, from some tokens of all the vocabulary."""
@@ -68,11 +99,33 @@ class ModelRunner:
         self.model.head.centre(float(logits.max(dim=-1).values.mean()))
 
 
+def _draws(sampling: list[PlannedRow], logits: torch.Tensor) -> tuple[list[PlannedRow], torch.Tensor]:
+    """A row, and its logits, for each token to draw: where siblings fork off, one row of logits serves them all."""
+    if not any(row.siblings for row in sampling):
+        return sampling, logits
+    draws = [row.draws for row in sampling]
+    counts = torch.tensor([len(same) for same in draws], device=logits.device)
+    return [draw for same in draws for draw in same], logits.repeat_interleave(counts, dim=0)
+
+
+def _scoring(rows: Sequence[PlannedRow], metadata: AttentionMetadata) -> tuple[list[PlannedRow], torch.Tensor]:
+    """The rows whose prompts are scored, and where in the step the tokens before the scored ones lie: int64 [S]."""
+    places = [i for i, row in enumerate(rows) if row.kind == "prefill" and row.scored]
+    starts = metadata.host_query_starts
+    found = [np.arange(starts[i], starts[i] + len(rows[i].scored), dtype=np.int64) for i in places]
+    return [rows[i] for i in places], torch.from_numpy(np.concatenate(found or [np.empty(0, np.int64)]))
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @contextlib.contextmanager
-def _threads_for(tokens: int, device: torch.device) -> Iterator[None]:
-    """Use one thread for a small step whose threads would sleep while they wait."""
+def _threads_for(device: torch.device, *, small: bool) -> Iterator[None]:
+    """Use one thread for a small piece of work whose threads would sleep while they wait."""
     threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1 or tokens > SMALL_STEP or not waits_asleep():
+    if device.type != "cpu" or threads == 1 or not small or not waits_asleep():
         yield
         return
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from transformers import (
 from engine.loading.config import read_config
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
-from engine.model import Decoder
+from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow
 from engine.runner import flatten
 from engine.sampling_params import SamplingParams
@@ -94,7 +94,7 @@ class Fed:
     def __init__(self, folder: Path, prompts: list[list[int]], seed: int = 0) -> None:
         config = read_config(folder)
         self.model = Decoder(config, Weights(folder, torch.float32, CPU), config.max_position_embeddings)
-        self.caches = self.model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE)
+        self.caches = layer_caches(self.model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE))
         self.prompts = prompts
         blocks = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
         self.tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_SIZE))] for p in prompts]
