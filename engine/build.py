@@ -35,7 +35,8 @@ def build_core(config: EngineConfig) -> EngineCore:
     resolved = resolve_model(config.model, config.seed)
     model_config = resolved.config
     num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
-    check_memory(config.kv_memory, device)
+    num_host_blocks = size_swap_space(config, model_config, dtype.itemsize)
+    check_memory(config.kv_memory, config.swap_space, device)
     model = Decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
     attention.warm_up(
         model_config.num_heads,
@@ -46,9 +47,13 @@ def build_core(config: EngineConfig) -> EngineCore:
         device=device,
     )
     try:
-        runner = ModelRunner(model, Sampler(resolved.eos_token_ids), num_blocks, config.block_size)
+        sampler = Sampler(resolved.eos_token_ids)
+        runner = ModelRunner(model, sampler, num_blocks, config.block_size, num_host_blocks)
     except (RuntimeError, MemoryError) as error:
-        raise SettingError(f"--kv-memory: cannot allocate {config.kv_memory:,} bytes on {device}: {error}") from error
+        raise SettingError(
+            f"cannot allocate --kv-memory {config.kv_memory:,} bytes on {device} and --swap-space "
+            f"{config.swap_space:,} bytes of host memory: {error}"
+        ) from error
     runner.centre_logits()
     info = EngineInfo(
         model=config.model,
@@ -59,6 +64,7 @@ def build_core(config: EngineConfig) -> EngineCore:
         kv_bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
         max_model_len=max_model_len,
         version=importlib.metadata.version("paged-top"),
+        num_host_blocks=num_host_blocks,
     )
     return EngineCore(
         runner=runner,
@@ -76,7 +82,7 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tu
     """
     if config.block_size < 1:
         raise SettingError(f"--block-size must be at least 1, not {config.block_size}")
-    block_bytes = config.block_size * model.kv_bytes_per_token(element_size)
+    block_bytes = bytes_per_block(config, model, element_size)
     num_blocks = config.kv_memory // block_bytes
     if num_blocks < 1:
         raise SettingError(
@@ -96,14 +102,41 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tu
     return num_blocks, config.max_model_len
 
 
-def check_memory(kv_memory: int, device: torch.device) -> None:
-    """Raise SettingError if the device has less memory than that: Linux would grant it, and kill later."""
-    if device.type == "cuda":
-        total = torch.cuda.mem_get_info(device)[1]
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def size_swap_space(config: EngineConfig, model: ModelConfig, element_size: int) -> int:
+    """How many blocks of host memory `swap_space` holds, 0 without one.
+
+    Raises SettingError if it is less than a block, or is needed to preempt by swap and is not there.
+    """
+    block_bytes = bytes_per_block(config, model, element_size)
+    if config.swap_space == 0:
+        if config.control.preempt == "swap":
+            raise SettingError(f"--preempt swap needs --swap-space of at least one block, {block_bytes:,} bytes")
+        return 0
+    if config.swap_space < block_bytes:
+        raise SettingError(
+            f"--swap-space must be 0, or hold a block of {config.block_size} tokens, which takes {block_bytes:,} "
+            f"bytes, not {config.swap_space:,} bytes"
+        )
+    return config.swap_space // block_bytes
+
+
+def bytes_per_block(config: EngineConfig, model: ModelConfig, element_size: int) -> int:
+    """The KV of one block, over all layers."""
+    return config.block_size * model.kv_bytes_per_token(element_size)
+
+
+def check_memory(kv_memory: int, swap_space: int, device: torch.device) -> None:
+    """Raise SettingError if the device or the host has less memory than that: Linux would grant it, and kill later."""
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host
     if kv_memory > total:
         raise SettingError(f"--kv-memory {kv_memory:,} bytes is more than the {total:,} bytes of {device}")
+    left = host - kv_memory if device.type == "cpu" else host
+    if swap_space > left:
+        beside = f", with --kv-memory {kv_memory:,} bytes taken" if device.type == "cpu" else ""
+        raise SettingError(
+            f"--swap-space must be from 0 to the {left:,} bytes of this machine's memory{beside}, not {swap_space:,}"
+        )
 
 
 def choose_device(name: str) -> torch.device:

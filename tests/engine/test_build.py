@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.build import SettingError, build_core, choose_device, choose_dtype, size_pool
+from engine.build import SettingError, build_core, choose_device, choose_dtype, size_pool, size_swap_space
 from engine.config import EngineConfig
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
@@ -17,6 +18,8 @@ from engine.sampling_params import SamplingParams
 
 TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, float32
+BLOCK_BYTES = 16 * TOKEN_BYTES
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def sized(**changes: Any) -> tuple[int, int]:
@@ -53,11 +56,39 @@ def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         ({"dtype": "int8"}, SettingError, "--dtype must be auto, bfloat16, float16 or float32, not 'int8'"),
         ({"device": "tpu"}, SettingError, "--device must be auto, cpu or cuda, not 'tpu'"),
         ({"kv_memory": 1 << 50}, SettingError, "--kv-memory 1,125,899,906,842,624 bytes is more than the .* of cpu"),
+        (
+            {"swap_space": MEMORY - (1 << 20) + 1},
+            SettingError,
+            f"--swap-space must be from 0 to the {MEMORY - (1 << 20):,} bytes of .* --kv-memory 1,048,576 bytes taken, "
+            f"not {MEMORY - (1 << 20) + 1:,}",
+        ),
+        (
+            {"swap_space": BLOCK_BYTES - 1},
+            SettingError,
+            "--swap-space must be 0, or hold a block of 16 tokens, which takes 8,192 bytes, not 8,191",
+        ),
+        (
+            {"control": Control(preempt="swap")},
+            SettingError,
+            "--preempt swap needs --swap-space of at least one block, 8,192 bytes",
+        ),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build_core(replace(TINY, **changes))
+
+
+def test_swap_space_is_counted_in_blocks() -> None:
+    model = resolve_model("tiny").config
+    assert [size_swap_space(replace(TINY, swap_space=size), model, 4) for size in (0, BLOCK_BYTES, 1 << 20)] == [
+        0,
+        1,
+        128,
+    ]
+    core = build_core(replace(TINY, swap_space=10 * BLOCK_BYTES + 1, control=Control(preempt="swap")))
+    assert core.info.num_host_blocks == 10
+    assert core.info.num_blocks == 128
 
 
 def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
