@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible API")
     serve.set_defaults(command="serve", run=_serve)
     _add_model(serve)
-    add = _Adder(serve)
+    add = Adder(serve)
     add(
         "--served-model-name",
         nargs="+",
@@ -47,9 +47,34 @@ def make_parser() -> argparse.ArgumentParser:
         help="names clients use for it (default: --model)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=_between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
+    add("--port", type=between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
+    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
+    add("--max-model-len", type=between(1), metavar="N", help="tokens per request, prompt and answer together")
+    add_control(add)
+    add(
+        "--swap-space",
+        type=size_or_none,
+        default=0,
+        metavar="SIZE",
+        help="host memory for the KV of preempted requests (default: 0, none)",
+    )
+    add("--seed", type=between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
+    add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
+    prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
+    prepare.set_defaults(command="prepare", run=_prepare)
+    _add_model(prepare)
+    # These build on this module's options.
+    from engine.simulator.command import add_command as add_simulate
+
+    add_simulate(commands)
+    return parser
+
+
+def add_control(add: Adder) -> None:
+    """The options that say how an engine starts out: `chosen_control` reads them."""
     add("--batching", choices=get_args(Batching), default="continuous", help="default: %(default)s")
     add("--allocation", choices=get_args(Allocation), default="paged", help="default: %(default)s")
     defaults = Control()
@@ -59,26 +84,23 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.reserved_fit,
         help="which hole a reservation takes (default: %(default)s)",
     )
-    add("--block-size", type=_between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
-    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
-    add("--max-model-len", type=_between(1), metavar="N", help="tokens per request, prompt and answer together")
     add(
         "--max-num-seqs",
-        type=_between(1, 4096),
+        type=between(1, 4096),
         default=defaults.max_num_seqs,
         metavar="N",
         help="requests in a batch (default: %(default)s)",
     )
     add(
         "--max-num-batched-tokens",
-        type=_between(1, 1 << 20),
+        type=between(1, 1 << 20),
         default=defaults.max_num_batched_tokens,
         metavar="N",
         help="tokens in a step (default: %(default)s)",
     )
     add(
         "--max-prefill-chunk",
-        type=_between(0, 1 << 20),
+        type=between(0, 1 << 20),
         default=defaults.max_prefill_chunk,
         metavar="N",
         help="tokens of one prompt in a step (default: 0, half of the step while others can use the rest)",
@@ -91,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-wait",
-        type=_seconds(86400),
+        type=seconds(86400),
         default=defaults.max_wait,
         metavar="SECONDS",
         help="after which shortest_prefill lets a request go first (default: %(default)g)",
@@ -102,21 +124,8 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.preempt,
         help="how a request gives its blocks up: auto takes the cheaper (default: %(default)s)",
     )
-    add(
-        "--swap-space",
-        type=size_or_none,
-        default=0,
-        metavar="SIZE",
-        help="host memory for the KV of preempted requests (default: 0, none)",
-    )
     add("--no-prefix-cache", action="store_true", help="never reuse KV blocks of equal prefixes")
     add("--no-chunked-prefill", action="store_true", help="run each prompt in one step")
-    add("--seed", type=_between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
-    add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
-    prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
-    prepare.set_defaults(command="prepare", run=_prepare)
-    _add_model(prepare)
-    return parser
 
 
 def size_or_none(text: str) -> int:
@@ -154,17 +163,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
 
 
-class _Adder:
-    """Adds options that can also be set by an environment variable, PAGED_ENGINE_ and the option's name."""
+class Adder:
+    """Adds options that can also be set by an environment variable, PAGED_ENGINE_ and the option's name.
 
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
+    They are added to `group`, if there is one: of a group that excludes, the caller says which of two settings goes.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
         self._parser = parser
+        self._group = group or parser
 
     def __call__(self, option: str, **settings: Any) -> None:
         variable = ENVIRONMENT + option.removeprefix("--").replace("-", "_").upper()
         settings["help"] = f"{settings['help']} [{variable}]"
         text = os.environ.get(variable)
-        action = self._parser.add_argument(option, **settings)
+        action = self._group.add_argument(option, **settings)
         if text is None:
             return
         if settings.get("action") == "store_true":
@@ -183,7 +196,7 @@ class _Adder:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    add = _Adder(parser)
+    add = Adder(parser)
     add(
         "--model",
         type=unicode_text,
@@ -192,7 +205,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _between(least: int, most: int | None = None) -> Callable[[str], int]:
+def between(least: int, most: int | None = None) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
         allowed = f"at least {least}" if most is None else f"from {least} to {most}"
         try:
@@ -206,8 +219,8 @@ def _between(least: int, most: int | None = None) -> Callable[[str], int]:
     return whole_number
 
 
-def _seconds(most: int) -> Callable[[str], float]:
-    def seconds(text: str) -> float:
+def seconds(most: int) -> Callable[[str], float]:
+    def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -216,7 +229,24 @@ def _seconds(most: int) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, at most {most}, got {text!r}")
         return value
 
-    return seconds
+    return number
+
+
+def chosen_control(arguments: argparse.Namespace) -> Control:
+    """What the options of `add_control` say."""
+    return Control(
+        batching=arguments.batching,
+        allocation=arguments.allocation,
+        reserved_fit=arguments.reserved_fit,
+        prefix_cache=not arguments.no_prefix_cache,
+        chunked_prefill=not arguments.no_chunked_prefill,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_prefill_chunk=arguments.max_prefill_chunk,
+        scheduling_policy=arguments.scheduling_policy,
+        max_wait=arguments.max_wait,
+        preempt=arguments.preempt,
+    )
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
@@ -228,19 +258,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         kv_memory=arguments.kv_memory,
         swap_space=arguments.swap_space,
         max_model_len=arguments.max_model_len,
-        control=Control(
-            batching=arguments.batching,
-            allocation=arguments.allocation,
-            reserved_fit=arguments.reserved_fit,
-            prefix_cache=not arguments.no_prefix_cache,
-            chunked_prefill=not arguments.no_chunked_prefill,
-            max_num_seqs=arguments.max_num_seqs,
-            max_num_batched_tokens=arguments.max_num_batched_tokens,
-            max_prefill_chunk=arguments.max_prefill_chunk,
-            scheduling_policy=arguments.scheduling_policy,
-            max_wait=arguments.max_wait,
-            preempt=arguments.preempt,
-        ),
+        control=chosen_control(arguments),
         check_invariants=arguments.check_invariants,
         seed=arguments.seed,
     )

@@ -1,0 +1,100 @@
+"""A prediction as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.simulator.prediction import Percentiles, Prediction
+
+
+def report(prediction: Prediction) -> str:
+    """The whole prediction, a line for each figure."""
+    return "\n".join(f"{name:<22} {text}".rstrip() for name, text in _lines(prediction))
+
+
+def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
+    settings, control = prediction.settings, prediction.settings.control
+    requests, hits, ideal = prediction.requests, prediction.hits, prediction.hits.ideal
+    waste, preemptions, queue = prediction.waste, prediction.preemptions, prediction.queue
+    throughput, simulation, cost = prediction.throughput, prediction.simulation, prediction.settings.cost
+    if not simulation.complete:
+        yield "interrupted", "the figures are of what was served until then"
+    blocks = "an infinite pool" if settings.num_blocks is None else f"{settings.num_blocks:,} blocks"
+    yield (
+        "engine",
+        f"{blocks} of {settings.block_size} slots, {control.batching} batching, {control.allocation} allocation, "
+        f"{control.scheduling_policy}, at most {control.max_num_seqs} rows and {control.max_num_batched_tokens} "
+        f"tokens a step",
+    )
+    yield (
+        "step",
+        f"{cost.step:g} s + {cost.token:g} s a token + {cost.context:g} s a token of context + {cost.move:g} s a "
+        f"token moved",
+    )
+    short = f", {requests.cut_short:,} of them cut short by the context" if requests.cut_short else ""
+    yield "requests", f"{requests.completed:,} of {requests.total:,} served{short}"
+    if requests.refused or requests.unsent:
+        yield (
+            "refused",
+            f"{requests.refused:,} could never run in this pool and a context of {settings.max_model_len:,} "
+            f"tokens; {requests.unsent:,} turns after them were not sent",
+        )
+    yield "tokens", f"{requests.prompt_tokens:,} of prompts, {requests.output_tokens:,} of answers"
+    yield (
+        "prefix hits",
+        f"{_percent(hits.token_rate)} of tokens ({hits.found_tokens:,} of {hits.looked_up_tokens:,}), "
+        f"{_percent(hits.block_rate)} of blocks ({hits.found_blocks:,} of {hits.looked_up_blocks:,}), "
+        f"at first admissions",
+    )
+    if hits.copied_tokens or hits.evicted_tokens:
+        yield "", f"{hits.copied_tokens:,} tokens from parts of blocks; {hits.evicted_tokens:,} missed by eviction"
+    yield (
+        "ideal hits",
+        f"{_percent(hits.ideal_repeated_rate)} of blocks ({ideal.repeated_blocks:,} of {ideal.blocks:,}) repeat "
+        f"earlier ones; {_percent(hits.ideal_reusable_rate)} ({ideal.reusable_blocks:,}) by the engine's rule: "
+        f"full blocks, one token computed",
+    )
+    yield (
+        "waste",
+        f"internal {_percent(waste.internal_share)} of held slots, external {_percent(waste.external_share)} of the "
+        f"pool (weighted by time); {waste.mean_held:,.0f} slots held on average",
+    )
+    yield "pool peak", f"{waste.peak_held_blocks:,} blocks held, {waste.peak_used_blocks:,} with cached ones"
+    yield (
+        "preemptions",
+        f"{preemptions.recompute:,} by recompute, {preemptions.swap:,} by swap, of {preemptions.requests:,} requests; "
+        f"{preemptions.lost_tokens:,} tokens lost, {preemptions.swapped_out_blocks:,} blocks swapped out",
+    )
+    yield "queue", f"at most {queue.max_length:,} wait"
+    yield "wait", _seconds(queue.wait)
+    yield "time to first token", _seconds(queue.time_to_first_token)
+    yield "end to end", _seconds(queue.end_to_end)
+    yield (
+        "throughput",
+        f"{_rate(throughput.output_tokens_per_second)} answer tokens/s, "
+        f"{_rate(throughput.prompt_tokens_per_second)} prompt tokens/s, "
+        f"{_rate(throughput.requests_per_second)} requests/s",
+    )
+    yield (
+        "steps",
+        f"{throughput.steps:,} with {throughput.mean_rows:.1f} rows on average; busy {throughput.busy_seconds:,.1f} of "
+        f"{throughput.seconds:,.1f} simulated seconds",
+    )
+    yield (
+        "this simulation",
+        f"{simulation.wall_seconds:.1f} s, {simulation.peak_memory_bytes / 2**20:,.0f} MiB at most",
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "none looked up" if share is None else f"{share:.1%}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _seconds(times: Percentiles) -> str:
+    if times.p50 is None or times.p90 is None or times.p99 is None:
+        return "nobody"
+    return f"{times.p50:,.2f} s median, {times.p90:,.2f} s at 90 %, {times.p99:,.2f} s at 99 %"
