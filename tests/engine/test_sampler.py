@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from engine import sampler
 from engine.plan import FixedRequest, PlannedRow
 from engine.sampler import Sampler, pick, uniform
 from engine.sampling_params import SamplingParams
@@ -141,6 +143,45 @@ def test_filters_keep_what_the_words_say(
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    vocabulary=st.sampled_from([65, 300, 3000]),
+    spread=st.sampled_from([0.0, 1e-6, 0.02, 0.5, 3.0]),
+    levels=st.sampled_from([1, 2, 50, 10_000]),
+    top_p=st.sampled_from([1e-3, 0.5, 0.9, 0.999, 1 - 1e-9]),
+)
+def test_a_wide_nucleus_ends_where_a_sort_ends_it(
+    seed: int, vocabulary: int, spread: float, levels: int, top_p: float
+) -> None:
+    """Equal probabilities, and such as fall into one bin, among them."""
+    logits = (random_logits(vocabulary, seed, rows=5) * levels).round() / levels * spread
+    logits[0] = logits[0].masked_fill(logits[0] < 0, -1e30)  # half of them impossible
+    probabilities = logits.softmax(dim=-1)
+    shares = torch.tensor([top_p, 0.8, top_p, 0.95, top_p], dtype=torch.float64)
+    exact = probabilities.double()
+    total = exact.sum(dim=-1)
+    best = exact.sort(dim=-1, descending=True).values
+    reached = best.cumsum(dim=-1)
+    found = sampler._nucleus_edge(probabilities, total, shares)
+    for i, edge in enumerate(found.tolist()):
+        target, rounding = float(shares[i] * total[i]), 1e-13
+        at_least = float(exact[i][exact[i] >= edge].sum())
+        more = float(exact[i][exact[i] > edge].sum())
+        assert edge in exact[i].tolist()
+        assert more - rounding < target <= at_least + rounding
+        place = int((reached[i] < target).sum().clamp(max=vocabulary - 1))
+        assert edge == float(best[i, place]) or abs(float(reached[i, place]) - target) < rounding
+
+
+def test_wide_nuclei_are_looked_for_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(500, 12, rows=7) * 0.1
+    rows = [row(seed=i, top_p=0.9 if i % 3 else 0.01) for i in range(7)]
+    expected = sample(logits, *rows)
+    monkeypatch.setattr(sampler, "EDGE_ELEMENTS", 1000)  # two rows
+    assert sample(logits, *rows) == expected
+
+
 def test_rows_keep_their_own_settings() -> None:
     logits = random_logits(600, 4, rows=6) * 0.2
     rows = [
@@ -214,11 +255,10 @@ def test_pick_never_takes_a_token_of_no_probability_at_the_ends() -> None:
 def adjusted(logits: torch.Tensor, one: PlannedRow) -> torch.Tensor:
     """The logits as penalties and bias leave them: the best token is ruled out until none is left."""
     order = []
-    from msgspec.structs import replace
-
-    bias = dict(one.sampling.logit_bias)
+    bias = dict(one.request.sampling.logit_bias)
     for _ in range(len(logits)):
-        again = replace(one, sampling=replace(one.sampling, logit_bias=bias))
+        sampling = replace(one.request.sampling, logit_bias=bias)
+        again = replace(one, request=replace(one.request, sampling=sampling))
         order.append(sample(logits, again)[0].token_id)
         bias[order[-1]] = -1e4
     return torch.tensor(order)
@@ -293,6 +333,20 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         assert [token for token, _ in found[i].top] == best.indices.tolist()
         assert np.allclose([value for _, value in found[i].top], best.values, atol=1e-5)
     assert found[2].token_id == int(logits[2].argmax())
+
+
+def test_hundreds_of_logprobs_come_best_first_beside_rows_with_few() -> None:
+    logits = random_logits(3000, 11, rows=3)
+    raw = logits.double().log_softmax(dim=-1)
+    rows = [row(temperature=0, logprobs=500), row(temperature=0, logprobs=2), row(seed=1, logprobs=4000)]
+    for i, (found, count) in enumerate(zip(sample(logits, *rows), (500, 2, 3000), strict=True)):
+        best = raw[i].topk(count)
+        tokens, values = zip(*found.top, strict=True)
+        assert len(set(tokens)) == count
+        assert list(values) == sorted(values, reverse=True)
+        assert np.allclose(values, best.values, atol=1e-5)
+        assert np.allclose(values, raw[i, list(tokens)], atol=1e-5)
+    assert found.logprob == dict(found.top)[found.token_id]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_p": 0.5}], ids=str)
