@@ -7,9 +7,10 @@ Azure LLM inference CSV. None of them holds tokens; equal pieces of prompts are 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -85,16 +86,19 @@ def read_trace(path: Path) -> tuple[TracedRequest, ...]:
         data = path.read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if lines[-1].strip() == b"":
-        lines.pop()
-    if not lines:
+    if not data.strip():
         raise TraceError(f"{path}: is empty")
-    read = _format(path, lines[0])
-    return _sorted(read(path, lines))
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not lines[-1].strip():
+        lines.pop()
+    try:
+        return _sorted(_format(path, lines[0])(path, lines))
+    except RecursionError:
+        raise TraceError(f"{path}: holds JSON that is nested too deeply") from None
 
 
-def _format(path: Path, first: bytes) -> Any:
+def _format(path: Path, first: bytes) -> Callable[[Path, list[bytes]], list[TracedRequest]]:
+    """The reader for a file that begins with `first`."""
     if AZURE_COLUMNS[0] in _columns(first):
         return _read_azure
     try:
