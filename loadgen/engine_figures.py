@@ -6,8 +6,11 @@ slot-seconds wasted over slot-seconds held, so that idle time counts nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.protocol import Record, SharingLedger, Snapshot, WasteLedger
 
@@ -25,6 +28,12 @@ class Moment:
     external: int
     saved_blocks: int
     logical_blocks: int
+
+
+def _since(before: msgspec.Struct, after: msgspec.Struct) -> dict[str, int]:
+    """What each total has grown by."""
+    old = msgspec.structs.asdict(before)
+    return {name: value - old[name] for name, value in msgspec.structs.asdict(after).items()}
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -70,6 +79,9 @@ class EngineFigures:
     _waste: WasteLedger = field(init=False)
     _sharing: SharingLedger = field(init=False)
     _step_seconds: list[float] = field(default_factory=list)
+    _transfer_seconds: float = 0.0
+    _preempted: Counter[str] = field(default_factory=Counter)
+    _peak_host_blocks: int = field(init=False)
     _rows: int = 0
     _peak_rows: int = 0
     _peak_internal: float | None = None
@@ -83,6 +95,7 @@ class EngineFigures:
         self.began = self._time = self.first.time  # on the engine's clock
         self._begun = bool(self.first.requests or self.first.waste.held)
         self._waste, self._sharing = self.first.waste, self.first.sharing
+        self._peak_host_blocks = self.first.host_blocks
         self._peaks()
 
     def add(self, record: Record) -> None:
@@ -96,9 +109,11 @@ class EngineFigures:
             self._begun = True
         self._advance(record.time, record.waste, record.sharing)
         self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
+        self._preempted.update(preempted.by for preempted in record.preempted)
+        self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks)
         if record.rows:
-            spent = record.durations
-            self._step_seconds.append(spent.schedule + spent.prepare + spent.forward + spent.sample + spent.publish)
+            self._step_seconds.append(sum(msgspec.structs.astuple(record.durations)))
+            self._transfer_seconds += record.durations.transfer
             self._rows += len(record.rows)
             self._peak_rows = max(self._peak_rows, len(record.rows))
         waste, sharing = record.waste, record.sharing
@@ -129,8 +144,8 @@ class EngineFigures:
     def figures(self, last: Snapshot) -> dict[str, Figure]:
         """The figures of the window from the first snapshot to `last`. Raises `ValueError` across a restart.
 
-        Totals are differences of the engine's own counters, so lost records do not shorten them; means and
-        peaks are of the records that came.
+        Totals are differences of the engine's own counters, so lost records do not shorten them; means, peaks,
+        preemptions by kind and the seconds of transfer are of the records that came.
         """
         if last.engine.started_unix != self.first.engine.started_unix or last.seq < self.first.seq:
             raise ValueError("the engine was restarted during the run")
@@ -138,11 +153,10 @@ class EngineFigures:
         self.next_seq = max(self.next_seq, last.seq + 1)
         self._advance(max(last.time, self._time), last.waste, last.sharing)
         engine, area = last.engine, self._area
-        before, after = self.first.counters, last.counters
-        looked_up = last.sharing.looked_up_tokens - self.first.sharing.looked_up_tokens
-        found = last.sharing.found_tokens - self.first.sharing.found_tokens
-        resumed = last.sharing.resumed_looked_up_tokens - self.first.sharing.resumed_looked_up_tokens
-        resumed_found = last.sharing.resumed_found_tokens - self.first.sharing.resumed_found_tokens
+        counted = _since(self.first.counters, last.counters)
+        shared = _since(self.first.sharing, last.sharing)
+        looked_up, found = shared["looked_up_tokens"], shared["found_tokens"]
+        resumed_found = shared["resumed_found_tokens"]
         slots = engine.num_blocks * engine.block_size
         steps = self._step_seconds
         return {
@@ -155,16 +169,26 @@ class EngineFigures:
             "modes": list(self._modes) or [f"{last.control.batching}+{last.control.allocation}"],
             "window_s": last.time - self.began,
             "busy_s": area.busy,
-            "steps": after.steps - before.steps,
+            "steps": counted["steps"],
             "mean_step_ms": _share(sum(steps) * 1000, len(steps)),
             "max_step_ms": max(steps, default=0.0) * 1000 if steps else None,
             "mean_batch_rows": _share(self._rows, len(steps)),
             "peak_batch_rows": self._peak_rows,
-            "prefill_tokens": after.prefill_tokens - before.prefill_tokens,
-            "decode_tokens": after.decode_tokens - before.decode_tokens,
-            "held_tokens": after.held_tokens - before.held_tokens,
-            "sampled_tokens": after.sampled_tokens - before.sampled_tokens,
-            "preemptions": after.preemptions - before.preemptions,
+            "prefill_tokens": counted["prefill_tokens"],
+            "decode_tokens": counted["decode_tokens"],
+            "held_tokens": counted["held_tokens"],
+            "sampled_tokens": counted["sampled_tokens"],
+            "preemptions": counted["preemptions"],
+            "preemptions_recompute": self._preempted["recompute"],
+            "preemptions_swap": self._preempted["swap"],
+            "recomputed_tokens": counted["recomputed_tokens"],
+            "num_host_blocks": engine.num_host_blocks,
+            "peak_host_blocks": max(self._peak_host_blocks, last.host_blocks),
+            "swapped_out_blocks": counted["swapped_out_blocks"],
+            "swapped_in_blocks": counted["swapped_in_blocks"],
+            "forks": counted["forks"],
+            "copied_blocks": counted["copied_blocks"],
+            "transfer_s": self._transfer_seconds,
             "mean_held_slots": _share(area.held, area.busy),
             "mean_internal_waste_share": _share(area.internal, area.held),
             "peak_internal_waste_share": self._peak_internal,
@@ -177,7 +201,12 @@ class EngineFigures:
             "looked_up_tokens": looked_up,
             "found_tokens": found,
             "hit_rate": _share(found, looked_up),
-            "resumed_looked_up_tokens": resumed,
+            "found_prompt_tokens": found - shared["decoded_tokens"],
+            "found_decoded_tokens": shared["decoded_tokens"],
+            "found_copied_tokens": shared["copied_tokens"],
+            "evicted_tokens": shared["evicted_tokens"],
+            "forked_tokens": shared["forked_tokens"],
+            "resumed_looked_up_tokens": shared["resumed_looked_up_tokens"],
             "resumed_found_tokens": resumed_found,
             "tokens_not_recomputed": found + resumed_found,
             "records_lost": self.lost_records,

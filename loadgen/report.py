@@ -33,6 +33,16 @@ ENGINE_ROWS = (
     ("decode_tokens", "decode tokens"),
     ("held_tokens", "held tokens (padding of static batches)"),
     ("preemptions", "preemptions"),
+    ("preemptions_recompute", "  by recompute"),
+    ("recomputed_tokens", "  tokens lost to it"),
+    ("preemptions_swap", "  by swap"),
+    ("swapped_out_blocks", "  blocks swapped out"),
+    ("swapped_in_blocks", "  blocks swapped back"),
+    ("peak_host_blocks", "  peak of the swap space (blocks)"),
+    ("forks", "forks"),
+    ("forked_tokens", "  prompt tokens shared with their parents"),
+    ("copied_blocks", "blocks copied (writes to shared ones, parts found)"),
+    ("transfer_s", "time in copies and swaps (s)"),
     ("mean_internal_waste_share", "internal waste / (filled + internal), over time"),
     ("peak_internal_waste_share", "  its peak"),
     ("mean_external_waste_share", "external waste / all slots, over busy time"),
@@ -41,9 +51,32 @@ ENGINE_ROWS = (
     ("peak_saved_blocks", "  their peak"),
     ("peak_saved_bytes", "  its bytes"),
     ("hit_rate", "prefix hit rate (tokens found / looked up)"),
+    ("found_prompt_tokens", "  tokens found in blocks of prompts"),
+    ("found_decoded_tokens", "  tokens found in blocks with answers"),
+    ("found_copied_tokens", "  of both, copied out of a part of a block"),
+    ("evicted_tokens", "  tokens missed: cached once, evicted since"),
     ("tokens_not_recomputed", "prompt tokens not recomputed"),
     ("records_lost", "step records lost"),
     ("peak_rss_bytes", "peak memory of the engine's processes, summed"),
+)
+# Of what an engine may not do at all: left out where it did not, but for the JSON.
+ONLY_IF_ANY = frozenset(
+    {
+        "preemptions_recompute",
+        "recomputed_tokens",
+        "preemptions_swap",
+        "swapped_out_blocks",
+        "swapped_in_blocks",
+        "peak_host_blocks",
+        "forks",
+        "forked_tokens",
+        "copied_blocks",
+        "transfer_s",
+        "found_prompt_tokens",
+        "found_decoded_tokens",
+        "found_copied_tokens",
+        "evicted_tokens",
+    }
 )
 
 
@@ -120,7 +153,7 @@ def _engine_table(engine: dict[str, Any]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for name, title in ENGINE_ROWS:
-        if name in engine:
+        if name in engine and (engine[name] or name not in ONLY_IF_ANY):
             table.add_row(title, text(engine[name], name))
     return table
 
@@ -181,7 +214,10 @@ def print_comparison(
         *[("engine", name, title) for name, title in ENGINE_ROWS],
     ]
     for part, name, title in rows:
-        cells = [text((getattr(side, part) or {}).get(name), name) for side in (a, b)]
+        values = [(getattr(side, part) or {}).get(name) for side in (a, b)]
+        if name in ONLY_IF_ANY and not any(values):
+            continue
+        cells = [text(value, name) for value in values]
         if cells != ["-", "-"]:
             quotient = (ratio.get(part) or {}).get(name)
             table.add_row(title, *cells, _times(quotient))

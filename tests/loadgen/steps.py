@@ -34,6 +34,8 @@ def record(seq: int, time: float, seconds: float = 0.0, **changes: Any) -> Recor
         "waste": WasteLedger(),
         "sharing": SharingLedger(),
         "queue": Queue(),
+        "cleared": 0,
+        "host_blocks": 0,
     }
     empty = dict.fromkeys(Record.__struct_fields__, ())
     base = {**empty, **base}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from steps import record, row, snapshot
 
-from engine.protocol import Arrived, Control, Counters, Preempted, SharingLedger, WasteLedger
+from engine.protocol import Arrived, Control, Counters, Durations, Preempted, SharingLedger, WasteLedger
 from loadgen.engine_figures import EngineFigures, since
 
 
@@ -76,6 +76,33 @@ def test_steps_and_totals() -> None:
     assert (figures["mean_batch_rows"], figures["peak_batch_rows"]) == (2.0, 3)
     totals = ("prefill_tokens", "decode_tokens", "held_tokens", "sampled_tokens", "preemptions")
     assert [figures[name] for name in totals] == [8, 2, 1, 2, 1]
+
+
+def test_forks_copies_and_preemptions_by_kind() -> None:
+    before = Counters(preemptions=7, forks=2, copied_blocks=5, swapped_out_blocks=3, recomputed_tokens=100)
+    ledger = EngineFigures(snapshot(0, 0.0, counters=before, host_blocks=4))
+    swap, recompute = Preempted("a", 0, "swap", 6), Preempted("b", 40)
+    spent = Durations(0.001, 0.002, 0.1, 0.003, 0.004, transfer=0.05)
+    ledger.add(record(1, 1.0, rows=(row("fork", 0),), preempted=(swap, recompute), host_blocks=9, durations=spent))
+    ledger.add(record(2, 2.0, rows=(row("decode", 1),), preempted=(swap,), host_blocks=1, seconds=0.1))
+    counters = Counters(preemptions=10, forks=3, copied_blocks=7, swapped_out_blocks=15, swapped_in_blocks=14,
+                        recomputed_tokens=140)  # fmt: skip
+    figures = ledger.figures(snapshot(2, 2.0, counters=counters))
+    names = ("preemptions", "preemptions_recompute", "preemptions_swap", "recomputed_tokens", "forks", "copied_blocks")
+    assert [figures[name] for name in names] == [3, 1, 2, 40, 1, 2]
+    assert (figures["swapped_out_blocks"], figures["swapped_in_blocks"], figures["peak_host_blocks"]) == (12, 14, 9)
+    assert figures["transfer_s"] == 0.05
+    assert figures["max_step_ms"] == pytest.approx(160.0)
+
+
+def test_found_tokens_by_cause() -> None:
+    first = SharingLedger(looked_up_tokens=1000, found_tokens=900, decoded_tokens=300, evicted_tokens=7)
+    last = SharingLedger(looked_up_tokens=1400, found_tokens=1200, decoded_tokens=380, copied_tokens=25,
+                         evicted_tokens=9, forked_tokens=600)  # fmt: skip
+    figures = EngineFigures(snapshot(0, 0.0, sharing=first)).figures(snapshot(2, 5.0, sharing=last))
+    names = ("found_tokens", "found_prompt_tokens", "found_decoded_tokens", "found_copied_tokens", "evicted_tokens")
+    assert [figures[name] for name in names] == [300, 220, 80, 25, 2]
+    assert figures["forked_tokens"] == 600
 
 
 def test_lost_records_are_counted_and_seen_ones_taken_once() -> None:

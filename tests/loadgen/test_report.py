@@ -79,6 +79,20 @@ def test_everything_at_once() -> None:
     assert max(map(len, out.splitlines())) <= 100
 
 
+def test_what_an_engine_did_not_do_is_left_out() -> None:
+    figures, _ = engine_figures()
+    assert "swap" not in printed(result(completed(0, 1.0), engine=figures), plots=False)
+    figures |= {"preemptions_swap": 3, "swapped_out_blocks": 41}
+    out = printed(result(completed(0, 1.0), engine=figures), plots=False)
+    for title, value in (("by swap", "3"), ("blocks swapped out", "41")):
+        (line,) = (line for line in out.splitlines() if title in line)
+        assert line.strip("│ ").split("│")[1].strip() == value
+    assert "blocks swapped back" not in out
+    other = compared(result(completed(0, 1.0), engine=figures), result(completed(0, 1.0)))
+    assert "blocks swapped out" in other
+    assert "blocks swapped back" not in other
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_no_figure_is_cut_off(width: int) -> None:
     slow = RequestRecord(
