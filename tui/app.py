@@ -11,6 +11,7 @@ from textual.events import Resize
 from textual.geometry import Size
 
 from tui.client import Refused, Unreachable
+from tui.controls import BY_FIELD, KEYED, word
 from tui.look import Look
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, Place, arrange
 from tui.session import Session
@@ -35,9 +36,7 @@ class PagedTop(App[int]):
         Binding("question_mark,h,f1", "help", "help"),
         Binding("escape", "close_help", "close help"),
         Binding("space,p", "pause", "pause"),
-        Binding("m", "switch('batching')", "batching"),
-        Binding("a", "switch('allocation')", "allocation"),
-        Binding("c", "switch('prefix_cache')", "prefix cache"),
+        *(Binding(keyed.key, f"switch('{keyed.field}')", keyed.name) for keyed in KEYED),
     ]
 
     def __init__(self, session: Session, look: Look, readonly: bool = False, frames: bool = True) -> None:
@@ -54,6 +53,7 @@ class PagedTop(App[int]):
         self._notice_until = 0.0
         self._seen: tuple[object, ...] = ()
         self._idle = 0
+        self._refused: dict[str, Any] = {}  # the last value of a control that the engine would not take
         self._helping = False
         self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
         self._pool = 0  # blocks that the panels were arranged for
@@ -153,36 +153,33 @@ class PagedTop(App[int]):
         self.exit(0)
 
     def action_switch(self, field: str) -> None:
-        """Send one change of control, the opposite of what the engine has now."""
+        """Send one change of control: to the choice after what the engine has now, or after what it has refused."""
         fold = self.session.feed.fold if self.session.feed else None
         if self.readonly:
             self.say("readonly: nothing is sent", bad=True)
         elif fold is None:
             self.say("there is no engine to switch yet", bad=True)
         else:
-            control = fold.control
-            wanted: dict[str, Any] = {
-                "batching": "static" if control.batching == "continuous" else "continuous",
-                "allocation": "reserved" if control.allocation == "paged" else "paged",
-                "prefix_cache": not control.prefix_cache,
-            }
-            self.run_worker(self._change({field: wanted[field]}), group="control")
+            value = self._refused.pop(field, getattr(fold.control, field))
+            self.run_worker(self._change({field: BY_FIELD[field].after(value)}), group="control")
 
     async def _change(self, changes: dict[str, Any]) -> None:
-        name, value = next(iter(changes.items()))
+        field, value = next(iter(changes.items()))
+        name = BY_FIELD[field].name
         try:
             accepted = await self.session.change(changes)
         except (Refused, Unreachable) as error:
+            if isinstance(error, Refused):
+                self._refused[field] = value
             self.say(f"{name} was not changed: {error}", bad=True)
             return
-        shown = getattr(accepted.control, name)
-        label = {True: "on", False: "off"}.get(shown, shown)
-        words = f"{name.replace('_', ' ')} is {label} from step {accepted.step:,}"
+        shown = getattr(accepted.control, field)
+        words = f"{name} is {word(shown)} from step {accepted.step:,}"
         self.say(words if shown == value else f"the engine kept: {words}", bad=shown != value)
 
 
 def _help_place(width: int, height: int) -> Place:
     """In the middle; as high as the help is at that width."""
-    wide, high = (140, 12) if width >= 140 else (100, 18) if width >= 100 else (min(width, 60), 23)
+    wide, high = (140, 18) if width >= 140 else (min(width, 90), 22) if width >= 78 else (min(width, 60), 30)
     high = min(height, high)
     return Place("help", (width - wide) // 2, (height - high) // 2, wide, high)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocol import Block, EngineInfo, RequestState
+from engine.protocol import Block, Copy, EngineInfo, RequestState
 from tui.look import HUES
 
 FREE, CACHED, HOLE, RESERVED, FILLING, FULL, SHARED = range(7)
@@ -21,21 +21,24 @@ _STATES = {
     "shared": SHARED,
 }
 NOBODY = 255
+UNMARKED, SOURCE, TARGET = range(3)
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One entry per block (or per `blocks_per_cell` blocks): state code, level, hue and references, each [cells].
+    """One entry per block (or per `blocks_per_cell` blocks): state code, level, hue, references and mark, each [cells].
 
-    `level` is the filled share of the slots in eighths, 0..8; `hue` is a colour number or NOBODY.
+    `level` is the filled share of the slots in eighths, 0..8; `hue` is a colour number or NOBODY; `mark` tells that
+    a block has just been copied, or is such a copy.
     """
 
     state: Bytes
     level: Bytes
     hue: Bytes
     references: Bytes
+    mark: Bytes
     blocks_per_cell: int = 1
 
     @classmethod
@@ -46,6 +49,7 @@ class Cells:
         requests: Iterable[RequestState],
         hues: Mapping[str, int],
         holes: bool,
+        copies: Sequence[Copy] = (),
     ) -> Cells:
         """Cells of a whole pool. With `holes`, what is too short for the next reservation is marked."""
         count = engine.num_blocks
@@ -65,7 +69,11 @@ class Cells:
         if holes:
             need = -(-engine.max_model_len // engine.block_size)
             _mark_short_holes(state, references, need)
-        return cls(state, _levels(filled, engine.block_size), hue, references)
+        mark = np.zeros(count, np.uint8)
+        for copy in copies:
+            mark[copy.source], mark[copy.target] = SOURCE, TARGET
+        mark[(state == FREE) | (state == HOLE)] = UNMARKED  # let go of since
+        return cls(state, _levels(filled, engine.block_size), hue, references, mark)
 
     def __len__(self) -> int:
         return len(self.state)
@@ -86,6 +94,7 @@ class Cells:
         level = np.pad(self.level, (0, pad)).reshape(count, per_cell)
         hue = np.pad(self.hue, (0, pad), constant_values=NOBODY).reshape(count, per_cell)
         references = np.pad(self.references, (0, pad)).reshape(count, per_cell)
+        mark = np.pad(self.mark, (0, pad)).reshape(count, per_cell)
         order = np.arange(SHARED, FREE - 1, -1, dtype=np.uint8)
         winner = order[np.stack([(state == code).sum(axis=1) for code in order]).argmax(axis=0)]
         filled = np.isin(state, (FILLING, FULL, SHARED))
@@ -101,6 +110,7 @@ class Cells:
             levels,
             hue[rows, owner],
             references[rows, owner],
+            mark.max(axis=1),
             per_cell,
         )
 

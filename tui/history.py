@@ -10,11 +10,23 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from engine.protocol import Allocation, Control, Durations, Left, Record, RequestState, Snapshot, WasteLedger
+from engine.protocol import (
+    Control,
+    Copy,
+    Durations,
+    Left,
+    Preempted,
+    Record,
+    RequestState,
+    RowKind,
+    Snapshot,
+    WasteLedger,
+)
+from tui import controls
 
 MAX_POINTS = 40_000  # records kept
 MAX_AGE = 900.0  # seconds kept
@@ -23,8 +35,8 @@ MAX_COLUMNS = 4_000  # finished plot columns kept
 SWITCH_GROUP = 5.0  # switches closer than this are one change
 COMPARE_LIMIT = 60.0  # the longest window on each side of a switch
 
-CellKind = Literal["prefill", "decode", "held"]
-End = Literal["", "left", "aborted", "finished", "preempted"]
+T = TypeVar("T")
+End = Literal["", "left", "aborted", "finished", "preempted", "swapped"]
 
 
 class State(Protocol):
@@ -39,18 +51,11 @@ class Totals(NamedTuple):
 
     steps: float = 0.0
     step_seconds: float = 0.0
+    transfer_seconds: float = 0.0
     prefill_tokens: float = 0.0
     output_tokens: float = 0.0
     held_slot_seconds: float = 0.0
     internal_slot_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One latency, measured at `time`."""
-
-    time: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,13 @@ class Window:
     observed: float
     steps: float
     step_seconds: float
+    transfer_seconds: float  # of step_seconds: block copies and swaps
     prefill_tokens: float
     output_tokens: float
     internal_share: float | None  # slot-seconds of internal waste over slot-seconds held
     ttft: tuple[float, ...]  # seconds, of the requests whose first token came in the window
     tpot: tuple[float, ...]  # seconds per output token after the first, of requests that ended in the window
+    preempted: tuple[Preempted, ...]
     queue_length: int | None  # at the end of the window; None if that was not seen
 
     def per_second(self, tokens: float) -> float | None:
@@ -83,7 +90,7 @@ class Cell:
     """One request's part of one step, as the batch timeline shows it."""
 
     request: str
-    kind: CellKind
+    kind: RowKind
     hue: int
     end: End = ""
 
@@ -99,17 +106,18 @@ class Step:
     budget: int
     switched: bool
     durations: Durations
+    copies: tuple[Copy, ...] = ()
     missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of batching or allocation, held from step `seq` on."""
+    """A change of a control that has a key, held from step `seq` on."""
 
     seq: int
     time: float
-    before: tuple[str, Allocation]
-    after: tuple[str, Allocation]
+    before: Control
+    after: Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +128,11 @@ class Comparison:
     last: Switch
     before: Window
     after: Window
+
+
+def step_seconds(durations: Durations) -> float:
+    """The whole time of a step."""
+    return float(sum(msgspec.structs.astuple(durations)))
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
@@ -144,8 +157,9 @@ class History:
         self._times: list[float] = []
         self._totals: list[Totals] = []
         self._queues: list[int] = []  # waiting requests
-        self._ttft: list[Sample] = []
-        self._tpot: list[Sample] = []
+        self._ttft: list[tuple[float, float]] = []  # (when, seconds)
+        self._tpot: list[tuple[float, float]] = []
+        self._preempted: list[tuple[float, Preempted]] = []
         self._gaps: list[tuple[float, float]] = []  # stretches whose records are missing
         self._lanes: dict[str, int] = {}
         self._hues: dict[str, int] = {}
@@ -201,7 +215,8 @@ class History:
         self._measure_latencies(record, state)
         in_batch = {row.request for row in record.rows}
         for preempted in record.preempted:
-            self._leave_before(preempted.request, "preempted")
+            self._preempted.append((record.time, preempted))
+            self._leave_before(preempted.request, "swapped" if preempted.by == "swap" else "preempted")
         for left in record.left:
             if left.request not in in_batch:
                 self._leave_before(left.request, _ending(left))
@@ -219,7 +234,7 @@ class History:
     def window(self, start: float, end: float) -> Window:
         """Everything after `start` and up to `end`."""
         if self.start is None:
-            return Window(start, end, 0.0, 0, 0.0, 0, 0, None, (), (), None)
+            return Window(start, end, 0.0, 0, 0.0, 0.0, 0, 0, None, (), (), (), None)
         start = max(start, self.start)
         end = max(end, start)
         did = Totals(*(b - a for a, b in zip(self._at(start), self._at(end), strict=True)))
@@ -231,11 +246,13 @@ class History:
             observed=observed,
             steps=did.steps,
             step_seconds=did.step_seconds,
+            transfer_seconds=did.transfer_seconds,
             prefill_tokens=did.prefill_tokens,
             output_tokens=did.output_tokens,
             internal_share=did.internal_slot_seconds / did.held_slot_seconds if did.held_slot_seconds else None,
             ttft=_between(self._ttft, start, end),
             tpot=_between(self._tpot, start, end),
+            preempted=_between(self._preempted, start, end),
             queue_length=self._queues[self._index(end)] if end_seen else None,
         )
 
@@ -300,7 +317,7 @@ class History:
             known = state.requests.get(request)
             arrived = known.arrived if known else arrivals.get(request)
             if (known is None or known.first_token is None) and arrived is not None:
-                self._ttft.append(Sample(record.time, record.time - arrived))
+                self._ttft.append((record.time, record.time - arrived))
         for left in (*record.held, *record.left):
             known = state.requests.get(left.request)
             last = self._last_token.get(left.request)
@@ -308,14 +325,14 @@ class History:
                 continue
             generated = known.num_tokens - known.prompt_tokens + sampled.get(left.request, 0)
             if known.first_token is not None and last is not None and generated > 1:
-                self._tpot.append(Sample(record.time, (last - known.first_token) / (generated - 1)))
+                self._tpot.append((record.time, (last - known.first_token) / (generated - 1)))
 
     def _began(self, record: Record) -> float:
         """When a record's step began: when the last record was made, or later."""
         if not record.rows:
             return record.time
         spent = record.durations
-        began = record.time - (spent.schedule + spent.prepare + spent.forward + spent.sample)
+        began = record.time - (step_seconds(spent) - spent.publish)
         return max(began, self._times[-1]) if self._times else began
 
     def _add(self, record: Record, began: float) -> None:
@@ -331,7 +348,8 @@ class History:
             self._columns_end = began
         more = Totals(
             steps=1,
-            step_seconds=sum(msgspec.structs.astuple(record.durations)),
+            step_seconds=step_seconds(record.durations),
+            transfer_seconds=record.durations.transfer,
             prefill_tokens=sum(row.tokens for row in record.rows if row.kind == "prefill"),
             output_tokens=sum(row.sampled for row in record.rows),
         )
@@ -367,6 +385,7 @@ class History:
                 budget=record.control.max_num_batched_tokens,
                 switched=switched,
                 durations=record.durations,
+                copies=record.copies,
                 missing=self._pending_missing,
             )
         )
@@ -374,11 +393,8 @@ class History:
 
     def _note_switch(self, control: Control, seq: int, time: float) -> None:
         old, self._control = self._control, control
-        if old is None:
-            return
-        before, after = (old.batching, old.allocation), (control.batching, control.allocation)
-        if before != after:
-            self.switches.append(Switch(seq, time, before, after))
+        if old is not None and controls.changes(old, control):
+            self.switches.append(Switch(seq, time, old, control))
 
     def _push(self, time: float, totals: Totals, queue: int) -> None:
         self._times.append(time)
@@ -408,8 +424,8 @@ class History:
             cut = max(len(self._times) - MAX_POINTS, bisect_left(self._times, oldest), 0)
             del self._times[:cut], self._totals[:cut], self._queues[:cut]
             oldest = self._times[0]
-            for samples in (self._ttft, self._tpot):
-                del samples[: bisect_left(samples, oldest, key=lambda sample: sample.time)]
+            for events in (self._ttft, self._tpot, self._preempted):
+                del events[: bisect_left(events, oldest, key=_when)]
             self._gaps = [gap for gap in self._gaps if gap[1] > oldest]
             self.switches = [switch for switch in self.switches if switch.time > oldest]
         if len(self.steps) > MAX_STEPS * 1.1:
@@ -417,10 +433,14 @@ class History:
 
 
 def _ending(left: Left) -> End:
-    return "aborted" if left.reason in ("abort", "error") else "left"
+    return "left" if left.reason in ("stop", "length") else "aborted"
 
 
-def _between(samples: list[Sample], start: float, end: float) -> tuple[float, ...]:
-    low = bisect_right(samples, start, key=lambda sample: sample.time)
-    high = bisect_right(samples, end, key=lambda sample: sample.time)
-    return tuple(sample.seconds for sample in samples[low:high])
+def _when(event: tuple[float, Any]) -> float:
+    return event[0]
+
+
+def _between(events: list[tuple[float, T]], start: float, end: float) -> tuple[T, ...]:
+    """What happened after `start` and up to `end`."""
+    low, high = bisect_right(events, start, key=_when), bisect_right(events, end, key=_when)
+    return tuple(what for _, what in events[low:high])

@@ -17,12 +17,16 @@ class Glyphs:
     reserved: str = "░"
     fills: str = "▁▂▃▄▅▆▇█"
     shared: str = "◆"
+    source: str = "◇"
+    target: str = "◈"
     prefill: str = "█"
     decode: str = "━"
+    fork: str = "┝"
     held: str = "╌"
     left: str = "┤"
     aborted: str = "╳"
     preempted: str = "↯"
+    swapped: str = "⇄"
     missing: str = "?"
     bars: str = "▁▂▃▄▅▆▇█"
     switch: str = "┊"
@@ -49,12 +53,16 @@ ASCII = Glyphs(
     reserved="_",
     fills="abcdefg#",
     shared="2",
+    source="<",
+    target=">",
     prefill="#",
     decode="=",
+    fork="Y",
     held="~",
     left="|",
     aborted="X",
     preempted="!",
+    swapped="s",
     missing="?",
     bars="_.,:-=+#",
     switch="!",
@@ -97,6 +105,7 @@ _COLOURS = {
     "hole": "#ff7b72",
     "cached": "#56708f",
     "shared": "bold #f5c542",
+    "copied": "bold #ffffff",
     "reserved": "#a0604f",
     "prefill": "#e6edf3",
     "held": "#a0604f",

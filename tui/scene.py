@@ -84,7 +84,7 @@ def _medium(width: int, top: int, body: int, low: int) -> tuple[Place, ...]:
     speed_width = max(30, (width - ledgers) // 2)
     batch_width = width - ledgers - speed_width
     x = batch_width
-    waste_height = 4 if low < 12 else 6
+    waste_height = 4 if low < 12 else 6 if low < 16 else 9
     return (
         Place("blocks", 0, top, width, body - low),
         Place("batch", 0, y, batch_width, low),
@@ -104,7 +104,7 @@ def _wide(width: int, top: int, body: int, blocks: int) -> tuple[Place, ...]:
     map_height = min(body - low, max(14, wanted)) if blocks else body - low
     low = body - map_height
     y = top + map_height
-    waste_height = 6
+    waste_height = 6 if low < 22 else 6 + waste.PREEMPTION_ROWS
     return (
         Place("blocks", 0, top, left, map_height),
         Place("batch", left, top, right, map_height),

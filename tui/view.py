@@ -7,6 +7,7 @@ from typing import Literal
 
 from engine.protocol import (
     Control,
+    Counters,
     EngineInfo,
     PoolTotals,
     Queue,
@@ -21,6 +22,7 @@ Phase = Literal["starting", "connecting", "live", "reconnecting", "foreign", "en
 
 VIEW_STEPS = 400  # columns of the batch timeline that a view carries
 RATE_WINDOW = 5.0  # seconds over which "now" is averaged
+COPIES_SHOWN = 0.5  # seconds for which copied blocks stay marked; those of the last step do until the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class View:
     waste: WasteLedger
     sharing: SharingLedger
     queue: Queue
+    counters: Counters
+    host_blocks: int  # of the swap space, in use
     requests: dict[str, RequestState]
     cells: Cells
     steps: tuple[Step, ...]

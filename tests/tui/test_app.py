@@ -73,10 +73,13 @@ async def test_the_painted_screen_is_the_scene(running, size):
     [
         ("m", {"batching": "static"}, "batching is static from step 18,210"),
         ("a", {"allocation": "reserved"}, "allocation is reserved from step 18,210"),
+        ("f", {"reserved_fit": "best"}, "reserved fit is best from step 18,210"),
         ("c", {"prefix_cache": False}, "prefix cache is off from step 18,210"),
+        ("s", {"scheduling_policy": "priority"}, "policy is priority from step 18,210"),
+        ("w", {"preempt": "recompute"}, "preempt is recompute from step 18,210"),
     ],
 )
-async def test_a_mode_key_sends_the_opposite_and_says_what_was_accepted(running, key, change, said):
+async def test_a_mode_key_sends_the_next_choice_and_says_what_was_accepted(running, key, change, said):
     async with running() as screen:
         await screen.press(key)
         assert screen.engine.changes == [change]
@@ -93,6 +96,17 @@ async def test_a_refusal_is_shown_and_nothing_raised(running):
         assert "allocation was not changed: HTTP 400: allocation cannot be 'reserved'" in screen.text("footer")
 
 
+async def test_a_refused_choice_is_passed_over_by_the_next_press(running):
+    async with running() as screen:
+        screen.engine.refusal = "HTTP 400: preempt cannot be 'recompute'"
+        await screen.press("w")
+        assert "preempt was not changed: HTTP 400: preempt cannot be 'recompute'" in screen.text("footer")
+        screen.engine.refusal = ""
+        await screen.press("w")
+        await screen.press("w")
+        assert [change["preempt"] for change in screen.engine.changes] == ["recompute", "swap", "recompute"]
+
+
 async def test_an_answer_that_kept_the_old_mode_is_told(running):
     async with running() as screen:
         change = screen.engine.change
@@ -105,14 +119,14 @@ async def test_an_answer_that_kept_the_old_mode_is_told(running):
         assert "the engine kept: batching is continuous" in screen.text("footer")
 
 
-@pytest.mark.parametrize("key", ["m", "a", "c"])
+@pytest.mark.parametrize("key", ["m", "a", "f", "c", "s", "w"])
 async def test_readonly_sends_nothing(running, key):
     async with running(readonly=True) as screen:
         assert "readonly" in screen.text("footer")
         await screen.press(key)
         assert screen.engine.changes == []
         assert "readonly: nothing is sent" in screen.text("footer")
-        assert "m batching" not in screen.text("header")
+        assert screen.text("header").splitlines()[1].startswith(" CONTINUOUS  PAGED  cache on")
 
 
 @pytest.mark.parametrize("key", ["p", "space"])
@@ -141,7 +155,16 @@ async def test_help_opens_and_closes(running, key):
         assert not panel.display
         await screen.press(key)
         assert panel.display
-        for words in ("batching: continuous / static", "shared: held by several", "held: ended, kept", "quit"):
+        for words in (
+            "batching: continuous / static",
+            "policy: fcfs",
+            "preempt: recompute",
+            "shared: held by several",
+            "copied just now: the copy",
+            "fork: goes on from its parent",
+            "held: ended, kept",
+            "quit",
+        ):
             assert words in panel.text
             assert words in "\n".join(screen.painted())
         await screen.press(key)
@@ -156,7 +179,7 @@ async def test_help_lists_every_key_at_every_size(running, size):
     async with running(size) as screen:
         await screen.press("question_mark")
         painted = "\n".join(screen.painted())
-        for words in ("batching", "allocation", "prefix cache", "pause", "quit"):
+        for words in ("batching", "allocation", "fit", "prefix cache", "policy", "preempt", "pause", "quit"):
             assert words in painted
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.protocol import Control
-from tui.cells import CACHED, FILLING, FREE, FULL, HOLE, NOBODY, RESERVED, SHARED, Cells
+from engine.protocol import Block, Control, Copy, EngineInfo
+from tui.cells import (
+    CACHED,
+    FILLING,
+    FREE,
+    FULL,
+    HOLE,
+    NOBODY,
+    RESERVED,
+    SHARED,
+    SOURCE,
+    TARGET,
+    UNMARKED,
+    Cells,
+)
 
 
 def cells(states, levels=None, hues=None):
@@ -15,6 +28,7 @@ def cells(states, levels=None, hues=None):
         np.array(states, np.uint8),
         np.array(levels or [8 if s in (FULL, SHARED) else 0 for s in states], np.uint8),
         np.array(hues or [NOBODY] * count, np.uint8),
+        np.zeros(count, np.uint8),
         np.zeros(count, np.uint8),
     )
 
@@ -58,3 +72,18 @@ def test_a_cell_of_several_is_as_high_as_its_slots_are_filled():
 
 def test_a_last_cell_that_is_not_whole_counts_only_its_blocks():
     assert list(cells([FULL, FULL, FULL]).zoomed(2).state) == [FULL, FULL]
+
+
+def test_copies_are_marked_while_their_blocks_are_in_use():
+    info = EngineInfo("m", "float32", "cpu", 16, 6, 100, 64, "0")
+    blocks = {
+        0: Block(0, "shared", 2, 16, True),
+        1: Block(1, "filling", 1, 3, False),
+        3: Block(3, "cached", 0, 16, True),
+    }
+    copies = [Copy("a", 0, 1, 3), Copy("b", 3, 4, 5)]  # b has let its copy go since
+    marked = Cells.of(info, blocks, (), {}, holes=False, copies=copies)
+    assert list(marked.mark) == [SOURCE, TARGET, UNMARKED, SOURCE, UNMARKED, UNMARKED]
+    assert list(marked.zoomed(2).mark) == [TARGET, SOURCE]
+    later = Cells.of(info, blocks, (), {}, holes=False, copies=[Copy("a", 3, 0, 3), Copy("c", 0, 1, 2)])
+    assert list(later.mark) == [SOURCE, TARGET, UNMARKED, SOURCE, UNMARKED, UNMARKED]

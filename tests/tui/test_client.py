@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from engine.protocol import Control, Gap, encode
+from engine.protocol import PROTOCOL_VERSION, Control, Gap, encode
 from tui.client import HttpEngine, NotAnEngine, Refused, Unreachable, _events
 
 
@@ -63,9 +63,10 @@ async def test_what_answers_is_told(body, status, error, words):
 
 
 async def test_a_newer_protocol_is_named(recording):
-    newer = msgspec.structs.replace(recording[0], engine=msgspec.structs.replace(recording[0].engine, protocol=2))
+    replace, next_version = msgspec.structs.replace, PROTOCOL_VERSION + 1
+    newer = replace(recording[0], engine=replace(recording[0].engine, protocol=next_version))
     async with serving(get__engine__snapshot=answering(encode(newer))) as engine:
-        with pytest.raises(NotAnEngine, match="protocol 2; this paged-top knows 1"):
+        with pytest.raises(NotAnEngine, match=f"protocol {next_version}; this paged-top knows {PROTOCOL_VERSION}"):
             await engine.snapshot()
 
 

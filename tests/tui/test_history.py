@@ -7,6 +7,7 @@ import pytest
 from engine.protocol import (
     Arrived,
     Control,
+    Copy,
     Durations,
     EngineInfo,
     Joined,
@@ -20,6 +21,7 @@ from engine.protocol import (
     Snapshot,
     WasteLedger,
 )
+from tui import controls
 from tui.fold import EngineFold
 from tui.history import MAX_POINTS, MAX_STEPS, History, quantile
 
@@ -206,8 +208,8 @@ def test_switches_in_quick_succession_are_one():
     )
     comparison = run.history.comparison(116.0)
     assert comparison is not None
-    assert comparison.first.before == ("static", "paged")
-    assert comparison.last.after == ("continuous", "reserved")
+    assert comparison.first.before == STATIC
+    assert comparison.last.after == Control(allocation="reserved")
     assert (comparison.before.end, comparison.after.end) == (110.0, 116.0)
     assert comparison.after.observed == comparison.before.observed == 4.0
 
@@ -234,6 +236,57 @@ def test_preempted_held_and_released_are_marked_where_they_were_last_seen():
     )
     assert [step.cells[1].end for step in held.history.steps[-2:]] == ["finished", "left"]
     assert held.history.lanes == {}
+
+
+def test_a_swapped_request_is_marked_and_counted_with_what_it_cost():
+    swapped = Preempted("b", 0, "swap", 2, 0.4, 0.01)
+    run = two_requests().take(record(4, 105.0, [], preempted=(swapped,)))
+    assert run.history.steps[-1].cells[1].end == "swapped"
+    run.take(
+        record(5, 106.0, [prefill("b", 24)], joined=(join("b", resumed=True),),
+               durations=Durations(0, 0, 0.5, 0, 0, 0.25)),
+        record(6, 106.5, [], preempted=(Preempted("b", 24),)),
+    )  # fmt: skip
+    window = run.history.window(104.5, 106.5)
+    assert [preempted.by for preempted in window.preempted] == ["swap", "recompute"]
+    assert (window.transfer_seconds, window.step_seconds) == pytest.approx((0.25, 0.75))
+    assert run.history.steps[-1].cells[0].end == "preempted"
+    # The step began at 105.25: its copies are a part of it.
+    assert run.history.window(105.0, 105.2).steps == 0
+
+
+def test_a_fork_computes_nothing_and_its_first_token_counts():
+    run = Run().take(
+        record(1, 101.0, [prefill("a", 20, 1), Row("b", "fork", 0, 20, 0, 1)],
+               arrived=(Arrived("a", 20, 9, 100.0), Arrived("b", 20, 9, 100.0, parent="a")),
+               joined=(join("a"), Joined("b", 0, 0, "paged", False, parent="a", shared_tokens=20))),
+        record(2, 103.0, [decode("a"), decode("b")], copies=(Copy("b", 1, 2, 4),), left=(Left("b", "length"),)),
+    )  # fmt: skip
+    window = run.history.window(100.0, 103.0)
+    assert (window.prefill_tokens, window.output_tokens, window.ttft) == (20, 4, (1.0, 1.0))
+    assert window.tpot == (2.0,)
+    first, second = run.history.steps
+    assert (first.tokens, [cell.kind for cell in first.cells.values()]) == (20, ["prefill", "fork"])
+    assert (first.copies, second.copies) == ((), (Copy("b", 1, 2, 4),))
+    assert run.history.lanes == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (Control(), Control(scheduling_policy="shortest_prefill"), [("fcfs", "shortest prefill")]),
+        (Control(), Control(prefix_cache=False), [("cache on", "off")]),
+        (Control(), Control(preempt="swap"), [("preempt auto", "swap")]),
+        (STATIC, Control(allocation="reserved"), [("static", "continuous"), ("paged", "reserved")]),
+        (Control(), Control(reserved_fit="best", max_num_seqs=3), []),  # nothing of it shows while all is paged
+        (Control(allocation="reserved"), Control(allocation="reserved", reserved_fit="best"), [("fit first", "best")]),
+    ],
+)
+def test_what_a_key_changes_is_a_switch(before, after, words):
+    run = Run(snapshot(control=before)).take(record(1, 110.0, control=after))
+    assert [controls.changes(switch.before, switch.after) for switch in run.history.switches] == (
+        [words] if words else []
+    )
 
 
 def test_columns_are_cut_at_whole_multiples_and_keep_their_answer():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
+import msgspec
 import pytest
 
-from engine.protocol import Control
+from engine.protocol import Control, Copy, Counters, Preempted, Queue, Wait
 from tui import figures, scene
+from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED
 from tui.look import ASCII, UNICODE, Look
 from tui.panels.line import text_of
+from tui.panels.waits import reason
 from tui.view import Frame, Link, Status
 
 LOOK = Look()
@@ -44,13 +48,15 @@ def test_the_map_has_a_cell_for_each_block(frames):
     glyphs = UNICODE
     for frame in frames:
         rows = [line[1:-1] for line in text("blocks", frame, 80, 20).splitlines()[1:-1]]
-        drawn, pool = "".join(rows), frame.view.pool
-        assert drawn.count(glyphs.reserved) == pool.reserved
-        assert drawn.count(glyphs.shared) == pool.shared
-        assert drawn.count(glyphs.fills[7]) == pool.full
-        assert sum(drawn.count(glyph) for glyph in glyphs.fills[:7]) == pool.filling
+        drawn, pool, cells = "".join(rows), frame.view.pool, frame.view.cells
+        marked = Counter(cells.state[cells.mark != UNMARKED].tolist())
+        assert drawn.count(glyphs.reserved) == pool.reserved - marked[RESERVED]
+        assert drawn.count(glyphs.shared) == pool.shared - marked[SHARED]
+        assert drawn.count(glyphs.fills[7]) == pool.full - marked[FULL]
+        assert sum(drawn.count(glyph) for glyph in glyphs.fills[:7]) == pool.filling - marked[FILLING]
         idle = drawn.count(glyphs.free) + drawn.count(glyphs.cached) + drawn.count(glyphs.hole)
-        assert idle == pool.free + pool.cached
+        assert idle == pool.free + pool.cached - marked[CACHED]
+        assert drawn.count(glyphs.source) + drawn.count(glyphs.target) == marked.total()
         assert drawn.count(glyphs.hole) == frame.view.waste.external // 16
 
 
@@ -65,11 +71,11 @@ def test_sharing_and_waste_are_the_ledgers(frames):
         assert value(shown, "block tables hold") == f"{view.sharing.logical_blocks:,}"
         assert value(shown, "blocks in memory") == f"{view.sharing.physical_blocks:,}"
         assert value(shown, "saved now") == f"{view.sharing.saved_blocks:,}"
-        assert value(shown, "prompt tokens looked up") == f"{view.sharing.looked_up_tokens:,}"
+        assert value(shown, "prompt tokens looked up since the start") == f"{view.sharing.looked_up_tokens:,}"
         assert value(shown, "found, not computed again") == f"{view.sharing.found_tokens:,}"
         assert figures.size(view.sharing.saved_bytes) in shown
         share = figures.ratio(view.sharing.found_tokens, view.sharing.looked_up_tokens)
-        assert figures.percent(share) in next(line for line in shown.splitlines() if "since the start" in line)
+        assert figures.percent(share) in next(line for line in shown.splitlines() if "found, not" in line)
         for width, height in ((80, 6), (23, 4)):
             waste = text("waste", frame, width, height)
             assert value(waste, "internal") == f"{view.waste.internal:,}"
@@ -78,6 +84,111 @@ def test_sharing_and_waste_are_the_ledgers(frames):
         small = text("sharing-open", frame, 23, 5)
         assert value(small, "tables hold") == f"{view.sharing.logical_blocks:,}"
         assert value(small, "in memory") == f"{view.sharing.physical_blocks:,}"
+
+
+@pytest.fixture(scope="module")
+def busy(simulated, fold, frame):
+    """A frame in which everything happened that a preempting, forking engine with swap space can tell."""
+    replace = msgspec.structs.replace
+    snapshot, *records = simulated.simulate(150, blocks=900, rate=6)
+    before, last = records[-2], records[-1]
+    engine = replace(snapshot.engine, num_host_blocks=400)
+    counters = Counters(prefill_tokens=900, decode_tokens=100, preemptions=4, copied_blocks=40, swapped_out_blocks=310,
+                        swapped_in_blocks=300, recomputed_tokens=17)  # fmt: skip
+    ids = [row.request for row in last.rows]
+    shared, own = (fold([snapshot, *records]).fold.requests[ids[1]].table[index] for index in (0, -1))
+    records[-2] = replace(
+        before,
+        preempted=(
+            Preempted(ids[0], 1200, "swap", 75, 0.048, 0.0012),
+            Preempted(ids[2], 80, "recompute", 0, None, 0.2),
+        ),
+        copies=(),
+    )
+    records[-1] = replace(
+        last,
+        copies=(Copy(ids[1], shared, own, 8),),
+        preempted=(),
+        rows=(*last.rows[:-1], replace(last.rows[-1], kind="fork", tokens=0)),
+        durations=replace(last.durations, transfer=0.0023),
+        sharing=replace(last.sharing, decoded_tokens=400, copied_tokens=33, evicted_tokens=123, forked_tokens=5400),
+        queue=Queue(3, 2.0, Wait(ids[0], "blocks", 12, 3)),
+        host_blocks=100,
+    )
+    return frame(fold([replace(snapshot, engine=engine, counters=counters), *records]))
+
+
+def test_sharing_is_told_by_cause(busy):
+    ledger = busy.view.sharing
+    shown = text("sharing", busy, 80, 20)
+    assert value(shown, "in blocks of prompts") == f"{ledger.found_tokens - 400:,}"
+    assert value(shown, "in blocks with answers") == "400"
+    assert value(shown, "of both, copied out of a part of a block") == "33"
+    assert value(shown, "missed: cached once, evicted since") == "123"
+    assert value(shown, "shared with a parent by forks") == "5,400"
+    assert re.search(rf"this step and in all +1   {busy.view.counters.copied_blocks:,}\b", shown)
+    assert value(text("sharing-open", busy, 23, 5), "forked") == "5,400"
+    assert value(text("sharing", busy, 23, 12), "copied") == f"{busy.view.counters.copied_blocks:,}"
+
+
+def test_preemption_is_told_with_what_it_cost(busy):
+    counters = busy.view.counters
+    shown = text("waste", busy, 80, 10)
+    assert f"preempted {counters.preemptions:>9}  last 60 s: 1 by swap, 1 by recompute, transfer 2.3 ms" in shown
+    assert re.search(rf"recomputed +{counters.recomputed_tokens}  tokens, \d\.\d % of all computed", shown)
+    assert "swapped         100  of 400 host blocks, so far 310 out, 300 back" in shown
+    assert re.search(r"last +\d{4}  by recompute: 80 tokens, — expected, swap 200 ms", shown)
+    small = text("waste", busy, 23, 9)
+    assert (value(small, "preempted"), value(small, "recomputed"), value(small, "swapped")) == (
+        f"{counters.preemptions}", f"{counters.recomputed_tokens}", "100",
+    )  # fmt: skip
+    assert "swap 25 %" in text("blocks", busy, 80, 14)
+
+
+def test_without_swap_space_there_is_nothing_of_it(frames):
+    assert "swap" not in text("blocks", frames[-1], 80, 14)
+    assert "host blocks" not in text("waste", frames[-1], 80, 10)
+
+
+def test_copied_blocks_are_marked_and_counted(busy):
+    shown = text("blocks", busy, 100, 16)
+    assert f"{UNICODE.source}{UNICODE.target} copied 1" in shown.splitlines()[0]
+    body = "".join(line[1:-1] for line in shown.splitlines()[1:-1])
+    assert (body.count(UNICODE.source), body.count(UNICODE.target)) == (1, 1)
+
+
+def test_a_step_that_moves_blocks_says_how_long(busy):
+    assert "transfer 2.3 ms" in text("speed", busy, 30, 9)
+    assert re.search(r"transfer 2\.3 forward 48\.6 .*ms", text("batch", busy, 80, 12).splitlines()[-1])
+
+
+def test_a_fork_has_its_own_mark(busy):
+    shown = text("batch", busy, 120, 30).splitlines()
+    assert f"{UNICODE.fork} 1 fork" in shown[0]
+    assert sum(f"{UNICODE.fork}│" in line for line in shown[1:]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wait", "long", "short"),
+    [
+        (Wait("r", "rows"), "the batch is full (64 rows)", "batch is full"),
+        (Wait("r", "tokens"), "the token budget is spent (512 a step)", "budget is spent"),
+        (Wait("r", "blocks", 12, 3), "needs 12 blocks, 3 available", "12 blocks, 3 left"),
+        (Wait("r", "hole", 128, 300, 96), "no hole of 128 blocks (free 300, longest hole 96)", "no hole of 128"),
+        (Wait("r", "batch"), "a static batch runs, and nobody joins it", "for static batch"),
+        (Wait("r", "prefix"), "its prefix is being computed by another request", "for its prefix"),
+        (Wait("r", "parent"), "its parent's prompt is being computed", "for its parent"),
+    ],
+)
+def test_the_next_request_says_why_it_waits(busy, wait, long, short):
+    from dataclasses import replace
+
+    assert reason(wait, Control(), 60) == long
+    assert reason(wait, Control(), 17) == short
+    view = replace(busy.view, queue=Queue(2, 1.0, wait))
+    for width, height, words in ((80, 20, f"next waits: {long}"), (27, 9, f"waits: {short}")):
+        line = text("batch", Frame(busy.status, view), width, height).splitlines()[-3]
+        assert line.strip("│ ") == words
 
 
 def test_the_batch_has_a_row_for_each_running_request(frames):
@@ -116,6 +227,9 @@ def test_the_header_has_the_engine_and_its_control(frames):
         assert f"alloc {view.control.allocation.upper()}" in shown
         assert f"cache {'on' if view.control.prefix_cache else 'off'}" in shown
         assert value(shown, "queue") == f"{view.queue.length:,}"
+        assert "policy fcfs" in shown
+        assert "preempt auto" in shown
+        assert ("fit first" in shown) == (view.control.allocation == "reserved")
         in_batch = sum(state.status != "waiting" for state in view.requests.values())
         assert f"batch {in_batch}/{view.control.max_num_seqs}" in shown
 
@@ -136,16 +250,16 @@ def test_speed_is_the_history(frames):
 
 
 def test_before_and_after_are_the_two_windows(frames):
-    view = frames[-1].view
+    view = frames[4].view
     comparison = view.history.comparison(view.now)
-    shown = text("speed", frames[-1], 80, 23)
+    shown = text("speed", frames[4], 80, 23)
     assert "static → continuous, reserved → paged" in shown
     before, after = comparison.before, comparison.after
     assert before.observed == pytest.approx(after.observed)
     assert f"{figures.count(before.per_second(before.output_tokens))} → " in shown
     assert f"→ {figures.count(after.per_second(after.output_tokens))} tok/s" in shown
     assert f"→ {figures.percent(after.internal_share)}" in shown
-    small = text("speed", frames[-1], 30, 9)
+    small = text("speed", frames[4], 30, 9)
     assert f"→ {figures.count(after.per_second(after.output_tokens))}" in small
 
 
@@ -230,8 +344,6 @@ def test_no_colour_leaves_no_colour():
 
 
 def test_ids_from_outside_keep_the_columns(fold, frame, simulated):
-    import msgspec
-
     snapshot, *records = simulated.simulate(3)
     odd = msgspec.structs.replace(snapshot.engine, model="模型\x1b[31m")
     drawn = scene.draw(frame(fold([msgspec.structs.replace(snapshot, engine=odd), *records])), 80, 24, LOOK)

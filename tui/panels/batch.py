@@ -6,16 +6,17 @@ a lane that waits for its neighbours is static batching.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from engine.protocol import RowKind
 from tui import figures
-from tui.history import Cell, Step
+from tui.history import Cell, Step, step_seconds
 from tui.look import HUES, Glyphs, Look
-from tui.panels.line import Line, box, clean, join
+from tui.panels.line import Line, box, join, length, short_id
+from tui.panels.waits import reason
 from tui.view import Frame, View
-
-_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -28,9 +29,10 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     columns = max(1, inner - label)
     steps = view.steps[-columns:]
     last = steps[-1] if steps else None
-    body = _lanes(view, steps, rows - 1, label, columns, wide, look)
-    body += [[] for _ in range(rows - 1 - len(body))]
-    body.append(_budget(steps, label, columns, look))
+    below = [*_next(view, inner), _budget(steps, label, columns, look)]
+    body = _lanes(view, steps, rows - len(below), label, columns, wide, look)
+    body += [[] for _ in range(rows - len(below) - len(body))]
+    body += below
     shown = figures.plural(len(steps), "step")
     return box(
         f"batch, last {shown}" if inner >= 50 else f"batch, {shown}",
@@ -41,14 +43,6 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         look.glyphs,
         bottom=_split(last, inner) if inner >= 60 else _legend(steps, inner, look.glyphs),
     )
-
-
-def short_id(request: str, width: int) -> str:
-    """The end of an id, where ids differ."""
-    name = clean(request)
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name if len(name) <= width else name[-width:]
 
 
 def _lanes(
@@ -97,13 +91,24 @@ def _mark(view: View, step: Step, cell: Cell | None, glyphs: Glyphs) -> tuple[st
             "finished": glyphs.left,
             "aborted": glyphs.aborted,
             "preempted": glyphs.preempted,
+            "swapped": glyphs.swapped,
         }[cell.end]
-        return glyph, "bad" if cell.end in ("aborted", "preempted") else "end"
+        return glyph, "end" if cell.end in ("left", "finished") else "bad"
     if cell.kind == "held":
         return glyphs.held, "held"
     if cell.kind == "prefill":
         return glyphs.prefill, "prefill"
+    if cell.kind == "fork":
+        return glyphs.fork, f"hue{cell.hue % HUES}"
     return glyphs.decode, f"hue{cell.hue % HUES}"
+
+
+def _next(view: View, inner: int) -> list[Line]:
+    """Why the next request waits, while one does."""
+    if view.queue.head is None:
+        return []
+    label = " next waits: " if inner >= 40 else " waits: "
+    return [[(label, "dim"), (reason(view.queue.head, view.control, inner - len(label)), "queue")]]
 
 
 def _budget(steps: Sequence[Step], label: int, columns: int, look: Look) -> Line:
@@ -124,26 +129,39 @@ def _now(last: Step | None, named: bool, glyphs: Glyphs) -> Line:
     """How many rows of each kind the last step had; it is the legend too."""
     if last is None:
         return [("no step seen yet", "dim")]
-    kinds = [cell.kind for cell in last.cells.values()]
-    marks = (("decode", glyphs.decode, "text"), ("prefill", glyphs.prefill, "prefill"), ("held", glyphs.held, "held"))
+    kinds = Counter(cell.kind for cell in last.cells.values())
+    marks: tuple[tuple[RowKind, str, str], ...] = (
+        ("decode", glyphs.decode, "text"),
+        ("prefill", glyphs.prefill, "prefill"),
+        ("held", glyphs.held, "held"),
+        ("fork", glyphs.fork, "text"),
+    )
     parts: list[Line] = [
-        [(f"{glyph} ", role), (f"{kinds.count(kind)}", "value"), (f" {kind}" if named else "", "dim")]  # type: ignore[arg-type]
+        [(f"{glyph} ", role), (f"{kinds[kind]}", "value"), (f" {kind}" if named else "", "dim")]
         for kind, glyph, role in marks
-        if named or kind in kinds
+        if kinds[kind] or (named and kind != "fork")
     ]
     return join(parts, ("  ", "dim"), 60)
 
 
 def _split(last: Step | None, room: int) -> Line:
-    """Where the time of the last step went."""
+    """Where the time of the last step went; the smallest parts give way."""
     if last is None:
         return []
     spent = last.durations
-    parts = [(name, getattr(spent, name)) for name in ("schedule", "prepare", "forward", "sample", "publish")]
-    line: Line = [(f" {figures.seconds(sum(value for _, value in parts))}: ", "text")]
-    pieces: list[Line] = [[(f"{name} ", "dim"), (f"{value * 1000:.1f}", "text")] for name, value in parts]
-    line += join(pieces, (" ", "dim"), room - sum(len(text) for text, _ in line) - 4)
-    return [*line, (" ms ", "dim")]
+    names = ["schedule", "prepare", "forward", "sample", "publish"]
+    if spent.transfer:
+        names.insert(2, "transfer")
+    head: Line = [(f" {figures.seconds(step_seconds(spent))}: ", "text")]
+    parts: dict[str, Line] = {
+        name: [(f"{name} ", "dim"), (f"{getattr(spent, name) * 1000:.1f} ", "text")] for name in names
+    }
+    for name in sorted(names, key=lambda name: getattr(spent, name)):
+        line = [*head, *(span for part in parts.values() for span in part), ("ms ", "dim")]
+        if length(line) <= room - 1:
+            break
+        del parts[name]
+    return line
 
 
 def _legend(steps: Sequence[Step], inner: int, glyphs: Glyphs) -> Line:

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from tui import figures
-from tui.cells import CACHED, FILLING, FREE, FULL, HOLE, NOBODY, RESERVED, SHARED, Cells
+from tui.cells import CACHED, FILLING, FREE, FULL, HOLE, NOBODY, RESERVED, SHARED, TARGET, UNMARKED, Cells
 from tui.look import HUES, Glyphs, Look
 from tui.panels.line import Line, box, clean, join, length
 from tui.view import Frame, View
@@ -26,7 +26,13 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     zoom = cells.blocks_per_cell
     title = "blocks" if zoom == 1 else f"blocks, {zoom:,} a cell"
     return box(
-        title, _shares(view, inner, look), body, width, height, look.glyphs, bottom=_legend(view, inner, look.glyphs)
+        title,
+        _shares(view, inner - len(title) - 6, look),
+        body,
+        width,
+        height,
+        look.glyphs,
+        bottom=_legend(view, inner, look.glyphs),
     )
 
 
@@ -45,6 +51,7 @@ def _rows(cells: Cells, columns: int, rows: int, inner: int, look: Look) -> list
     hue = np.where(owned, cells.hue, HUES).astype(np.int64)
     digit = np.clip(cells.references, 2, 9) if glyphs.ascii else np.zeros_like(cells.references)
     keys = ((cells.state.astype(np.int64) * 16 + cells.level) * 16 + hue) * 16 + digit
+    keys = np.where(cells.mark == UNMARKED, keys, -cells.mark.astype(np.int64))
     out: list[Line] = []
     margin = (inner - columns) // 2
     for row in range(min(rows, -(-len(cells) // columns))):
@@ -56,6 +63,8 @@ def _rows(cells: Cells, columns: int, rows: int, inner: int, look: Look) -> list
 
 
 def _cell(key: int, repeat: int, glyphs: Glyphs) -> tuple[str, str]:
+    if key < 0:
+        return (glyphs.target if key == -TARGET else glyphs.source) * repeat, "copied"
     key, digit = divmod(key, 16)
     key, hue = divmod(key, 16)
     state, level = divmod(key, 16)
@@ -78,8 +87,8 @@ def _cell(key: int, repeat: int, glyphs: Glyphs) -> tuple[str, str]:
     return glyph * repeat, role
 
 
-def _shares(view: View, inner: int, look: Look) -> Line:
-    """What share of the pool is held, cached and free."""
+def _shares(view: View, room: int, look: Look) -> Line:
+    """What share of the pool is held, cached and free, and of the swap space is used; copied blocks, while marked."""
     pool, total = view.pool, view.engine.num_blocks
     used = total - pool.free - pool.cached
     parts: list[Line] = [
@@ -90,7 +99,17 @@ def _shares(view: View, inner: int, look: Look) -> Line:
         # A part of free and cached, not a state of its own.
         short = view.waste.external // view.engine.block_size
         parts.append([(look.glyphs.hole, "hole"), (" too short ", "dim"), (f"{short:,}", "value")])
-    return join(parts, ("  ", "border"), inner - 20)
+    if view.engine.num_host_blocks:
+        swapped = figures.percent(figures.ratio(view.host_blocks, view.engine.num_host_blocks))
+        parts.append([("swap", "dim"), (f" {swapped}", "value")])
+    gap = ("  ", "border")
+    shares = join(parts, gap, room)
+    copied = int((view.cells.mark == TARGET).sum())
+    if not copied:
+        return shares
+    # At the left end, so that nothing else moves when it comes and goes.
+    marks: Line = [(look.glyphs.source + look.glyphs.target, "copied"), (" copied ", "dim"), (f"{copied:,}", "value")]
+    return [*marks, gap, *shares] if length(marks) + 2 + length(shares) <= room else shares
 
 
 def _legend(view: View, inner: int, glyphs: Glyphs) -> Line:

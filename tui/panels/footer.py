@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tui.controls import KEYED
 from tui.look import Look
 from tui.panels.line import Line, clean, join, length, spread
 from tui.view import Frame
@@ -16,13 +17,11 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     pause = "resume" if status.paused else "pause"
     parts.append([("space", "key"), (f" {pause}", "dim")])
     if status.readonly:
-        parts.append([("readonly: m a c send nothing", "dim")])
+        parts.append([(f"readonly: {' '.join(keyed.key for keyed in KEYED)} send nothing", "dim")])
     else:
-        parts += [
-            [("m", "key"), (" batching", "dim")],
-            [("a", "key"), (" allocation", "dim")],
-            [("c", "key"), (" cache", "dim")],
-        ]
+        reserved = frame.view is not None and frame.view.control.allocation == "reserved"
+        shown = [keyed for keyed in KEYED if reserved or keyed.field != "reserved_fit"]
+        parts += [[(keyed.key, "key"), (f" {keyed.short}", "dim")] for keyed in shown]
     line: Line = [(" ", "text"), *join(parts, ("  ", "text"), width - 2)]
     replay: Line = [(clean(status.replay), "queue"), (" ", "text")] if status.replay else []
     if replay and length(line) + length(replay) > width - 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui import figures
+from tui import controls, figures
 from tui.look import Look
 from tui.panels.line import Line, Span, clean, fit, join, length, spread
 from tui.view import RATE_WINDOW, Frame, View
@@ -74,29 +74,38 @@ def _link(frame: Frame, look: Look) -> Line:
 
 
 def _controls(frame: Frame, view: View, width: int) -> Line:
-    control = view.control
+    """Controls by importance: as many as fit. Narrow screens leave out the names of what tells itself."""
+    control, queue = view.control, view.queue
     in_batch = sum(state.status != "waiting" for state in view.requests.values())
-    old = control.batching == "static", control.allocation == "reserved"
     keys = not frame.status.readonly
-    queue = view.queue
+    named = width >= 110
+
+    def part(field: str, value: str, role: str = "value", name: bool = True) -> Line:
+        keyed = controls.BY_FIELD[field]
+        key: Line = [(keyed.key, "key"), (" ", "text")] if keys else []
+        return [*key, *([(f"{keyed.short} ", "dim")] if name else []), (value, role)]
+
+    def mode(field: str, old: str) -> Line:
+        value = getattr(control, field)
+        return part(field, value.upper(), "mode-old" if value == old else "mode", named)
+
     waiting: Line = [("queue ", "dim"), (figures.count(queue.length), "value")]
-    if queue.length:
+    modes = [mode("batching", "static"), mode("allocation", "reserved")]
+    if width < 60:
+        return [(" ", "text"), *join([*modes, waiting], ("  ", "text"), width - 1)]
+    if queue.length and named:
         waiting += [(" oldest ", "dim"), (figures.seconds(queue.oldest_age), "text")]
+    fit: list[Line] = [part("reserved_fit", control.reserved_fit)] if control.allocation == "reserved" else []
+    longest = f"{control.max_prefill_chunk:,}" if control.max_prefill_chunk else "on"
     parts: list[Line] = [
-        [*_key("m", keys), ("batching ", "dim"), (control.batching.upper(), "mode-old" if old[0] else "mode")],
-        [*_key("a", keys), ("alloc ", "dim"), (control.allocation.upper(), "mode-old" if old[1] else "mode")],
-        [*_key("c", keys), ("cache ", "dim"), ("on" if control.prefix_cache else "off", "value")],
+        *modes,
+        part("prefix_cache", controls.word(control.prefix_cache)),
         [("batch ", "dim"), (f"{in_batch:,}", "value"), (f"/{control.max_num_seqs:,}", "text")],
         waiting,
+        part("scheduling_policy", controls.word(control.scheduling_policy), name=named),
+        part("preempt", control.preempt),
+        *fit,
         [("budget ", "dim"), (f"{control.max_num_batched_tokens:,}", "value")],
-        [("chunked prefill ", "dim"), ("on" if control.chunked_prefill else "off", "value")],
+        [("chunks ", "dim"), (longest if control.chunked_prefill else "off", "value")],
     ]
-    gap_span: Span = ("   " if width >= 110 else "  ", "text")
-    if width < 60:
-        parts = [[*_key("m", keys), parts[0][-1]], [*_key("a", keys), parts[1][-1]], waiting[:2]]
-        return [(" ", "text"), *join(parts, gap_span, width - 1)]
-    return [(" ", "text"), *join(parts, gap_span, width - 2)]
-
-
-def _key(key: str, shown: bool) -> Line:
-    return [(key, "key"), (" ", "text")] if shown else []
+    return [(" ", "text"), *join(parts, ("   " if named else "  ", "text"), width - 2)]

@@ -11,10 +11,20 @@ from tui.look import Glyphs
 Span = tuple[str, str]
 Line = list[Span]
 
+_PREFIXES = ("chatcmpl-", "cmpl-")
+
 
 def clean(text: str) -> str:
     """Text from outside with every character that is not one cell wide replaced, so that columns hold."""
     return "".join(c if c.isprintable() and cell_len(c) == 1 else "?" for c in text)
+
+
+def short_id(request: str, width: int) -> str:
+    """The end of an id, where ids differ."""
+    name = clean(request)
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name if len(name) <= width else name[-width:]
 
 
 def length(line: Iterable[Span]) -> int:

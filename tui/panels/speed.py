@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tui import figures
-from tui.history import Comparison, Window, quantile
+from tui import controls, figures
+from tui.history import Comparison, Window, quantile, step_seconds
 from tui.look import Look
 from tui.panels.line import Line, box, clean, fit, join, length
 from tui.view import RATE_WINDOW, Frame, View
@@ -174,15 +174,17 @@ def _compact(view: View, comparison: Comparison | None, inner: int, rows: int, l
 
 
 def _step(view: View, inner: int) -> Line:
-    """How long the last step took, and the share of it that the model ran."""
+    """How long the last step took, how long of it blocks were moved, and the share that the model ran."""
     if not view.steps:
         return [(" step ", "dim"), (figures.NOT_MEASURED, "text")]
     spent = view.steps[-1].durations
-    total = spent.schedule + spent.prepare + spent.forward + spent.sample + spent.publish
-    share = figures.percent(figures.ratio(spent.forward, total))
-    return join(
-        [[(" step ", "dim"), (figures.seconds(total), "text")], [(f"forward {share}", "dim")]], (", ", "dim"), inner
-    )
+    total = step_seconds(spent)
+    forward: Line = [(f"forward {figures.percent(figures.ratio(spent.forward, total))}", "dim")]
+    transfer: Line = [("transfer ", "dim"), (figures.seconds(spent.transfer), "text")]
+    parts: list[Line] = [[(" step ", "dim"), (figures.seconds(total), "text")], forward]
+    if spent.transfer:
+        parts.insert(1, transfer)  # rarer than the forward, which gives way
+    return join(parts, (", ", "dim"), inner)
 
 
 def _tall(view: View, comparison: Comparison | None, inner: int, rows: int, look: Look) -> tuple[list[Line], float]:
@@ -215,10 +217,10 @@ def _tall(view: View, comparison: Comparison | None, inner: int, rows: int, look
 def _before_after(view: View, comparison: Comparison | None, inner: int, look: Look) -> list[Line]:
     """The last switch, and the figures of equal windows on its two sides."""
     if comparison is None:
-        hint = "press m or a: figures before and after appear here" if not view.history.switches else "measuring"
+        hint = "press m, a or s: figures before and after appear here" if not view.history.switches else "measuring"
         return [[(f" {look.glyphs.switch} ", "switch"), (hint, "dim")]]
     first, last = comparison.first.before, comparison.last.after
-    changes = [f"{a} {look.glyphs.arrow} {b}" for a, b in zip(first, last, strict=True) if a != b] or ["back again"]
+    changes = [f"{a} {look.glyphs.arrow} {b}" for a, b in controls.changes(first, last)] or ["back again"]
     head: Line = [
         (f" {look.glyphs.switch} ", "switch"),
         (clean(", ".join(changes)), "value"),
