@@ -68,8 +68,10 @@ def make_parser() -> argparse.ArgumentParser:
     _add_model(prepare)
     # These build on this module's options.
     from engine.simulator.command import add_command as add_simulate
+    from engine.sizing.command import add_command as add_plan
 
     add_simulate(commands)
+    add_plan(commands)
     return parser
 
 

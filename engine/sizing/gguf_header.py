@@ -1,0 +1,178 @@
+"""The head of a GGUF file: what it says of the model, and each tensor's shape and type. No tensor is read.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine.loading.errors import ModelError
+from engine.sizing.shape import ModelShape, Parameters
+
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LONGEST = 1 << 16  # items of an array that is kept; of longer ones, as vocabularies, only the length is
+_MOST_FIELDS = 1 << 20
+
+
+class _Length(int):
+    """An array that was skipped: how long it is."""
+
+
+def read_gguf_shape(path: Path, name: str) -> ModelShape:
+    """The model of the GGUF file at `path`; its weights are counted as they are stored. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            fields, tensors = _read(file)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        raise ModelError(f"{path} is not a GGUF file with a whole head: {error}") from error
+    return _shape(path, name, fields, tensors)
+
+
+def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:
+    """Fields, and (name, number of elements, type) of every tensor."""
+    if file.read(4) != b"GGUF":
+        raise ValueError("it does not begin with GGUF")
+    version, num_tensors, num_fields = _unpack(file, "IQQ")
+    if version not in (2, 3) or max(num_tensors, num_fields) > _MOST_FIELDS:
+        raise ValueError(f"version {version} with {num_tensors} tensors and {num_fields} fields")
+    fields = {}
+    for _ in range(num_fields):
+        key = _string(file)
+        (kind,) = _unpack(file, "I")
+        fields[key] = _value(file, kind)
+    tensors = []
+    for _ in range(num_tensors):
+        tensor = _string(file)
+        (dimensions,) = _unpack(file, "I")
+        if dimensions > 8:
+            raise ValueError(f"tensor {tensor} has {dimensions} dimensions")
+        *sizes, kind, _offset = _unpack(file, f"{dimensions}QIQ")
+        tensors.append((tensor, math.prod(sizes), kind))
+    return fields, tensors
+
+
+def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:
+    form = "<" + form
+    data = file.read(struct.calcsize(form))
+    return struct.unpack(form, data)
+
+
+def _string(file: BinaryIO) -> str:
+    (length,) = _unpack(file, "Q")
+    data = file.read(length)
+    if len(data) < length:
+        raise ValueError("it ends within its head")
+    return data.decode(errors="replace")
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == _STRING:
+        return _string(file)
+    if kind != _ARRAY:
+        return _unpack(file, _FORMATS[kind] if kind in _FORMATS else _unknown(kind))[0]
+    item, length = _unpack(file, "IQ")
+    if item == _STRING:
+        for _ in range(length):
+            (size,) = _unpack(file, "Q")
+            file.seek(size, 1)
+        return _Length(length)
+    form = _FORMATS[item] if item in _FORMATS else _unknown(item)
+    if length > _LONGEST:
+        file.seek(length * struct.calcsize("<" + form), 1)
+        return _Length(length)
+    return list(_unpack(file, f"{length}{form}"))
+
+
+def _unknown(kind: int) -> str:
+    raise ValueError(f"it has a field of type {kind}")
+
+
+def _shape(path: Path, name: str, fields: dict[str, Any], tensors: list[tuple[str, int, int]]) -> ModelShape:
+    architecture = fields.get("general.architecture")
+
+    def field(key: str, default: int | None = None) -> int:
+        value = fields.get(f"{architecture}.{key}", default)
+        if value is None:
+            raise ModelError(f"{path}: {architecture}.{key} is missing")
+        if type(value) is not int or not 0 <= value < 10**9:
+            raise ModelError(f"{path}: {architecture}.{key} must be a whole number, not {value!r}")
+        return value
+
+    if any(key.startswith(f"{architecture}.ssm.") for key in fields):
+        raise ModelError(f"{path}: {architecture} has layers with a state instead of KV, which are not known")
+    layers, heads = field("block_count"), _each(fields.get(f"{architecture}.attention.head_count"))
+    if not 0 < layers <= 10_000:
+        raise ModelError(f"{path}: {architecture}.block_count must be from 1 to 10,000, not {layers}")
+    if not heads or not all(heads):
+        raise ModelError(f"{path}: {architecture}.attention.head_count is missing")
+    kv_heads = _each(fields.get(f"{architecture}.attention.head_count_kv")) or heads
+    if len(kv_heads) == 1:
+        kv_heads *= layers
+    if len(kv_heads) != layers or not all(kv_heads):
+        raise ModelError(f"{path}: {architecture}.attention.head_count_kv must name the heads of {layers} layers")
+    head_dim = field("attention.key_length", field("embedding_length") // max(heads))
+    rank = field("attention.kv_lora_rank", 0)
+    window = field("attention.sliding_window", 0)
+    parameters, stored = _count(path, tensors)
+    notes = ("the file names a window, and not in which layers",) if window else ()
+    return ModelShape(
+        name=name,
+        model_type=str(architecture),
+        num_heads=max(heads),
+        kv_heads=tuple(kv_heads),
+        key_dim=head_dim,
+        value_dim=field("attention.value_length", head_dim),
+        latent_dim=rank + field("rope.dimension_count") if rank else 0,
+        sliding_layers=0,
+        window=0,
+        max_context=field("context_length", 0) or None,
+        dtype="float16",
+        quantization=None,
+        parameters=parameters,
+        stored_bytes=stored,
+        notes=notes,
+    )
+
+
+def _each(value: Any) -> list[int]:
+    return [value] if type(value) is int else value if isinstance(value, list) else []
+
+
+def _count(path: Path, tensors: list[tuple[str, int, int]]) -> tuple[Parameters, int]:
+    """Parameters by kind, and the bytes of all tensors as they are packed."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    counts = dict.fromkeys(Parameters.__struct_fields__, 0)
+    bits = 0
+    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    for name, elements, kind in tensors:
+        if kind not in sizes:
+            raise ModelError(f"{path}: tensor {name} is of type {kind}, which this version of gguf does not know")
+        counts[_kind(name)] += elements
+        block, block_bytes = sizes[kind]
+        bits += elements * block_bytes * 8 // block
+    if not tensors:
+        raise ModelError(f"{path} lists no tensor")
+    return Parameters(**counts), bits // 8
+
+
+def _kind(name: str) -> str:
+    words = (
+        ("token_embd.", "embedding"),
+        ("position_embd.", "embedding"),
+        ("norm", "small"),
+        (".bias", "small"),
+        ("gate_inp", "small"),
+        ("rope_", "small"),
+        ("output.weight", "head" if name.startswith("output") else "attention"),
+        ("_exps.", "experts"),
+        ("attn_", "attention"),
+    )
+    return next((kind for word, kind in words if word in name), "mlp")
