@@ -10,8 +10,15 @@ DIGEST_BYTES = 16
 ROOT = blake2b(b"paged-top block chain 1", digest_size=DIGEST_BYTES).digest()
 
 
+def root_hash(salt: str | None) -> bytes:
+    """Where a chain begins. Chains of different salts have no block in common, whatever their tokens."""
+    if salt is None:
+        return ROOT
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, key=ROOT).digest()
+
+
 def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash one block's tokens after `parent`, the hash of the block before it (`ROOT` for the first).
+    """Hash one block's tokens after `parent`, the hash of the block before it (a root for the first).
 
     A strong hash, so that two prefixes that differ never share a block. What must keep equal tokens apart
     (a salt, an adapter) belongs into the root, not beside the tokens.
@@ -21,9 +28,9 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return digest.digest()
 
 
-def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int) -> list[bytes]:
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, root: bytes = ROOT) -> list[bytes]:
     """Append to `hashes` those of the full blocks of `tokens` it does not have yet; returns it."""
     for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = hashes[-1] if hashes else ROOT
+        parent = hashes[-1] if hashes else root
         hashes.append(chain_hash(parent, tokens[start : start + block_size]))
     return hashes

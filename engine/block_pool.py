@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from engine.protocol import Block, block_state
+from engine.prefix_cache import Contents, PrefixCache
+from engine.protocol import Block, ReservedFit, block_state
 
 _RUNS = re.compile(rb"\x01+")
 
@@ -65,17 +66,21 @@ class FreeQueue:
 
 
 class BlockPool:
-    """References, filled slots and hashes of `num_blocks` blocks of `block_size` slots."""
+    """References, filled slots and contents of `num_blocks` blocks of `block_size` slots.
+
+    A block is available while no table holds it and no copy reads it (`pins`, dropped when the step is committed).
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.references = [0] * num_blocks
+        self.references = [0] * num_blocks  # block tables that hold it
         self.filled = [0] * num_blocks
-        self.hashes: list[bytes | None] = [None] * num_blocks
+        self.pins: dict[int, int] = {}
         self.queue = FreeQueue(num_blocks)
-        # Equal blocks may be computed twice; evicting one must not lose the other.
-        self.by_hash: dict[bytes, dict[int, None]] = {}
+        self.cache = PrefixCache(remember=num_blocks)
+        self.logical = 0  # the sum of all references
+        self.held_slots_filled = 0  # the sum of `filled` over blocks with references
         self._available = bytearray(b"\x01") * num_blocks  # the queue's members, for finding runs of them
         self._changed: set[int] = set()
 
@@ -83,11 +88,6 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks that nobody holds, cached ones included."""
         return len(self.queue)
-
-    def lookup(self, block_hash: bytes) -> int | None:
-        """A block that holds these tokens after this prefix, if one does."""
-        blocks = self.by_hash.get(block_hash)
-        return next(iter(blocks)) if blocks else None
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` empty blocks, evicting cached ones when no others are left; all or none."""
@@ -100,24 +100,29 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def allocate_run(self, count: int) -> list[int] | None:
-        """Take the first run of `count` adjacent blocks (first fit), or None where no hole is long enough."""
+    def allocate_run(self, count: int, fit: ReservedFit = "first") -> list[int] | None:
+        """Take `count` adjacent blocks, or None where no hole is long enough: from the first hole that is, or from
+        the shortest such hole (Knuth, The Art of Computer Programming 1, 2.5)."""
         start = self._available.find(b"\x01" * count)
         if start < 0:
             return None
+        if fit == "best":
+            start = min((length, begin) for begin, length in self._holes() if length >= count)[1]
         run = list(range(start, start + count))
         for block in run:
             self._take(block)
         return run
 
     def acquire(self, block: int) -> None:
-        """Hold a block that the prefix cache found: one more reference."""
+        """Hold a block for its contents: one that the prefix cache found, or one of a request that is forked."""
         if self.references[block] == 0:
-            if self.hashes[block] is None:
+            if block not in self.cache:
                 raise IllegalState(f"block {block} is free: it has no contents to share")
-            self.queue.remove(block)
-            self._available[block] = 0
+            if block not in self.pins:
+                self._dequeue(block)
+            self.held_slots_filled += self.filled[block]
         self.references[block] += 1
+        self.logical += 1
         self._changed.add(block)
 
     def release(self, blocks: Iterable[int]) -> None:
@@ -126,48 +131,77 @@ class BlockPool:
             if self.references[block] == 0:
                 raise IllegalState(f"block {block} is released and nobody holds it")
             self.references[block] -= 1
+            self.logical -= 1
             self._changed.add(block)
             if self.references[block]:
                 continue
-            self._available[block] = 1
-            if self.hashes[block] is None:
-                self.filled[block] = 0
-                self.queue.push_front(block)
-            else:
-                self.queue.push_back(block)
+            self.held_slots_filled -= self.filled[block]
+            if block not in self.pins:
+                self._enqueue(block)
+
+    def pin(self, block: int) -> None:
+        """Keep a block's contents until `unpin`, whoever gives it up: a copy in this step reads it."""
+        if self.references[block] == 0 and block not in self.pins:
+            if block not in self.cache:
+                raise IllegalState(f"block {block} is free: it has no contents to copy")
+            self._dequeue(block)
+        self.pins[block] = self.pins.get(block, 0) + 1
+
+    def unpin(self, block: int) -> None:
+        if block not in self.pins:
+            raise IllegalState(f"block {block} is not pinned")
+        self.pins[block] -= 1
+        if not self.pins[block]:
+            del self.pins[block]
+            if self.references[block] == 0:
+                self._enqueue(block)
 
     def fill(self, block: int, filled: int) -> None:
-        """Note that the first `filled` slots of a block now hold KV; only its one owner may write it."""
-        if self.references[block] != 1 or self.hashes[block] is not None:
-            raise IllegalState(f"block {block} is written, and it is shared, published or free")
-        if not self.filled[block] <= filled <= self.block_size:
-            raise IllegalState(f"block {block} has {self.filled[block]} filled slots and cannot have {filled}")
-        self.filled[block] = filled
-        self._changed.add(block)
+        """Note that the first `filled` slots of a block now hold KV; only its one owner may write it.
 
-    def publish(self, block: int, block_hash: bytes) -> None:
-        """Let a full block be found by `block_hash`, the hash of every token up to its end."""
+        The journal leaves out what goes on being filled: that follows from who wrote how much.
+        """
+        before = self.filled[block]
+        if self.references[block] != 1 or block in self.cache:
+            raise IllegalState(f"block {block} is written, and it is shared, published or free")
+        if not before <= filled <= self.block_size:
+            raise IllegalState(f"block {block} has {before} filled slots and cannot have {filled}")
+        self.filled[block] = filled
+        self.held_slots_filled += filled - before
+        if before == 0 or filled == self.block_size:
+            self._changed.add(block)
+
+    def publish(self, block: int, contents: Contents) -> None:
+        """Let a full block be found by the hash of every token up to its end."""
         if self.filled[block] != self.block_size or self.references[block] == 0:
             raise IllegalState(f"block {block} is published, and it is not full or not held")
-        if self.hashes[block] is not None:
+        if block in self.cache:
             raise IllegalState(f"block {block} is published twice")
-        self.hashes[block] = block_hash
-        self.by_hash.setdefault(block_hash, {})[block] = None
+        self.cache.add(block, contents)
         self._changed.add(block)
+
+    def clear_cache(self) -> int:
+        """Forget all contents; blocks that requests hold stay theirs. Returns how many blocks were forgotten."""
+        forgotten = list(self.cache.contents)
+        for block in forgotten:
+            self.cache.forget(block)
+            self._changed.add(block)
+            if self.references[block] == 0 and block not in self.pins:
+                self.filled[block] = 0
+                self.queue.remove(block)
+                self.queue.push_front(block)
+        return len(forgotten)
 
     def short_hole_blocks(self, count: int) -> int:
         """Available blocks that lie in runs shorter than `count`: of no use to a reservation of that length."""
-        runs = (match.end() - match.start() for match in _RUNS.finditer(self._available))
-        return sum(length for length in runs if length < count)
+        return sum(length for _, length in self._holes() if length < count)
+
+    def longest_hole(self) -> int:
+        return max((length for _, length in self._holes()), default=0)
 
     def block(self, block: int) -> Block:
-        references, filled, hashed = (
-            self.references[block],
-            self.filled[block],
-            self.hashes[block] is not None,
-        )
-        state = block_state(references, filled, hashed, self.block_size)
-        return Block(block, state, references, filled, hashed)
+        references, filled, hashed = self.references[block], self.filled[block], block in self.cache
+        return Block(block, block_state(references, filled, hashed, self.block_size), references, filled, hashed)
 
     @property
     def has_changes(self) -> bool:
@@ -175,20 +209,33 @@ class BlockPool:
 
     def drain_journal(self) -> tuple[Block, ...]:
         """Every block that changed since the last call, as it now is, by id."""
-        changed = tuple(self.block(block) for block in sorted(self._changed))
+        if self.pins:
+            raise IllegalState("the journal is read while copies are under way")
+        changed = tuple(map(self.block, sorted(self._changed)))
         self._changed.clear()
         return changed
 
+    def _holes(self) -> Iterator[tuple[int, int]]:
+        """Runs of available blocks: (first block, length)."""
+        return ((match.start(), match.end() - match.start()) for match in _RUNS.finditer(self._available))
+
     def _take(self, block: int) -> None:
-        block_hash = self.hashes[block]
-        if block_hash is not None:
-            siblings = self.by_hash[block_hash]
-            del siblings[block]
-            if not siblings:
-                del self.by_hash[block_hash]
-            self.hashes[block] = None
-        self.queue.remove(block)
-        self._available[block] = 0
+        if block in self.cache:
+            self.cache.evict(block)
+        self._dequeue(block)
         self.references[block] = 1
+        self.logical += 1
         self.filled[block] = 0
         self._changed.add(block)
+
+    def _dequeue(self, block: int) -> None:
+        self.queue.remove(block)
+        self._available[block] = 0
+
+    def _enqueue(self, block: int) -> None:
+        self._available[block] = 1
+        if block in self.cache:
+            self.queue.push_back(block)
+        else:
+            self.filled[block] = 0
+            self.queue.push_front(block)

@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
+from engine.host_pool import HostPool
 from engine.invariants import check_plan, check_state
 from engine.kv_manager import KVManager
 from engine.ledger import Ledger
 from engine.messages import Output
-from engine.plan import Runner, StepPlan, StepResult
+from engine.plan import Runner, Sampled, StepPlan, StepResult
 from engine.protocol import (
     ENDINGS,
     Control,
+    Copy,
     Counters,
     Durations,
     EngineInfo,
@@ -26,12 +29,15 @@ from engine.protocol import (
     Row,
     Snapshot,
 )
-from engine.request import Request
-from engine.sampling_params import SamplingParams
+from engine.rates import Rates
+from engine.request import DEFAULT_SCHEDULING, Request
+from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Events, Scheduler
+from engine.waiting_queue import arrival_key
 
 MAX_NUM_SEQS = 4096
 MAX_BATCHED_TOKENS = 1 << 20
+MAX_WAIT = 86_400.0  # seconds
 
 
 class ControlError(ValueError):
@@ -40,20 +46,30 @@ class ControlError(ValueError):
 
 def check_control(control: Control, info: EngineInfo) -> None:
     """Raise ControlError if `control` cannot hold on an engine like `info`."""
-    for field, most in (("max_num_seqs", MAX_NUM_SEQS), ("max_num_batched_tokens", MAX_BATCHED_TOKENS)):
+    for field, least, most in (
+        ("max_num_seqs", 1, MAX_NUM_SEQS),
+        ("max_num_batched_tokens", 1, MAX_BATCHED_TOKENS),
+        ("max_prefill_chunk", 0, MAX_BATCHED_TOKENS),
+        ("max_wait", 0, MAX_WAIT),
+    ):
         value = getattr(control, field)
-        if not 1 <= value <= most:
-            raise ControlError(f"{field} must be from 1 to {most}, got {value}")
+        if not least <= value <= most:
+            raise ControlError(f"{field} must be from {least} to {most}, got {value}")
     reservation = -(-info.max_model_len // info.block_size)
     if control.allocation == "reserved" and reservation > info.num_blocks:
         raise ControlError(
             f"allocation cannot be 'reserved': one reservation of max_model_len {info.max_model_len} needs "
             f"{reservation} blocks, and the pool has {info.num_blocks}"
         )
+    if control.preempt == "swap" and not info.num_host_blocks:
+        raise ControlError("preempt cannot be 'swap': this engine has no swap space; it may be 'recompute' or 'auto'")
 
 
 class EngineCore:
-    """One engine over a runner. Everything happens between steps, in one thread; `step` never waits."""
+    """One engine over a runner. Everything happens between steps, in one thread; `step` never waits.
+
+    Without `partial_hits` the prefix cache finds whole blocks alone.
+    """
 
     def __init__(
         self,
@@ -63,18 +79,23 @@ class EngineCore:
         eos_token_ids: frozenset[int] = frozenset(),
         check_invariants: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        partial_hits: bool = True,
     ) -> None:
         check_control(control, info)
         self.runner = runner
         self.info = msgspec.structs.replace(info, started=clock(), started_unix=time.time())
+        self.eos_token_ids = eos_token_ids
         self.check_invariants = check_invariants
         self.clock = clock
+        self.rates = Rates()
         self.pool = BlockPool(info.num_blocks, info.block_size)
-        self.scheduler = Scheduler(KVManager(self.pool, info.max_model_len), control, info.max_model_len, eos_token_ids)
-        self.ledger = Ledger(info.num_blocks, info.block_size, info.kv_bytes_per_token)
+        kv = KVManager(self.pool, info.max_model_len, HostPool(info.num_host_blocks), partial_hits=partial_hits)
+        self.scheduler = Scheduler(kv, control, info.max_model_len, self.rates)
+        self.ledger = Ledger(self.pool, info.kv_bytes_per_token)
         self.counters = Counters()
         self.seq = 0
         self._arrivals = 0
+        self._cleared = 0  # cached blocks forgotten since the last record
         self._reported = control  # as the last record told it
         self._time = self.info.started
         self._queue = Queue()
@@ -87,14 +108,57 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self.scheduler.requests)
 
-    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue a request; raises RequestTooLarge (a ValueError) if it could never run."""
-        request = Request(request_id, prompt, sampling, self.clock(), self._arrivals)
-        self.scheduler.add(request)
-        self._arrivals += 1
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        siblings: Sequence[str] = (),
+        block_hashes: Sequence[bytes] = (),
+    ) -> None:
+        """Queue a request; raises RequestTooLarge (a ValueError) if it could never run.
+
+        `siblings` answer the same prompt, which is computed once: others with seed + 1, + 2, …, or with
+        `sampling.beam` the beams besides the first. `block_hashes` are those of the prompt's first full blocks,
+        where somebody knows them already.
+        """
+        beam = sampling.beam
+        if beam is not None and beam.width != 1 + len(siblings):
+            raise ValueError(f"a beam search of width {beam.width} needs {beam.width - 1} siblings")
+        arrived = self.clock()
+        family = [
+            Request(
+                one,
+                prompt,
+                sampling if beam is not None else seeded(sampling, index),
+                arrived,
+                self._arrivals + index,
+                scheduling,
+                self.eos_token_ids,
+                self.info.max_model_len,
+            )
+            for index, one in enumerate((request_id, *siblings))
+        ]
+        leader = family[0]
+        leader.block_hashes.extend(block_hashes)
+        if beam is not None:
+            search = BeamSearch(beam, leader.ends, sampling.min_tokens, leader.token_limit - leader.prompt_length)
+            group = BeamGroup(leader, search)
+            for member in family:
+                member.beams = group
+                member.sampling = msgspec.structs.replace(sampling, temperature=0.0, logprobs=search.candidates)
+        self.scheduler.add(leader, family[1:])
+        self._arrivals += len(family)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         self.scheduler.abort(request_id, reason)
+
+    def clear_cache(self) -> int:
+        """Forget every cached prefix; requests that run keep their blocks. Returns the blocks forgotten."""
+        cleared = self.pool.clear_cache()
+        self._cleared += cleared
+        return cleared
 
     def set_control(self, control: Control) -> int:
         """Switch settings from the next step on; returns its sequence number. Raises ControlError."""
@@ -105,42 +169,38 @@ class EngineCore:
     def step(self) -> tuple[tuple[Output, ...], Record | None]:
         """Run one step; returns its news and its record (None if there was nothing to do or tell)."""
         begun = time.perf_counter()
-        plan = self.scheduler.plan()
-        if not plan.rows:
-            return (), self.flush()
+        scheduler = self.scheduler
+        plan = scheduler.plan(self.clock())
+        early = self._ended_early()
+        if not plan.rows and not plan.num_moves:
+            return early, self.flush()
         if self.check_invariants:
-            check_plan(self.scheduler, plan)
-        requests = [self.scheduler.requests[row.request_id] for row in plan.rows]
-        cached = [request.cached for request in requests]  # those that end give it up
+            check_plan(scheduler, plan)
         scheduled = time.perf_counter()
         result = self.runner.run(plan)
         ran = time.perf_counter()
+        self.rates.computed(plan.num_tokens, result.prepare + result.forward)
+        self.rates.moved(plan.num_moves, result.transfer)
         now = self.clock()
-        ended = self.scheduler.commit(plan, result, now)
+        ended = scheduler.commit(plan, result, now)
         if self.check_invariants:
-            check_state(self.scheduler)
-        rows = tuple(
-            Row(
-                row.request_id,
-                row.kind,
-                row.count,
-                row.start + row.count,
-                found,
-                1 if row.request_id in result.sampled else 0,
-            )
-            for row, found in zip(plan.rows, cached, strict=True)
-        )
-        outputs = _outputs(plan, result, ended, requests)
+            check_state(scheduler)
+        rows, outputs = self._told(plan, result, ended)
         durations = Durations(
-            scheduled - begun, result.prepare, result.forward, result.sample, time.perf_counter() - ran
+            scheduled - begun,
+            result.prepare,
+            result.forward,
+            result.sample,
+            time.perf_counter() - ran,
+            result.transfer,
         )
-        return outputs, self._record(now, rows, durations)
+        return (*early, *outputs, *self._ended_early()), self._record(now, rows, durations, plan.copies)
 
     def flush(self) -> Record | None:
         """A record of what changed since the last one without a step; None if nothing did."""
         if not self._has_news:
             return None
-        return self._record(self.clock(), (), Durations(0.0, 0.0, 0.0, 0.0, 0.0))
+        return self._record(self.clock(), (), Durations(0.0, 0.0, 0.0, 0.0, 0.0), ())
 
     def snapshot(self) -> Snapshot:
         """The state as of the last record; `flush` first, or news that no record told would be in it."""
@@ -152,36 +212,77 @@ class EngineCore:
             time=self._time,
             engine=self.info,
             control=self.control,
-            requests=tuple(_request_state(r) for r in (*scheduler.running, *scheduler.waiting)),
+            requests=tuple(
+                _request_state(request)
+                for requests in (scheduler.running, (*scheduler.waiting, *scheduler.unforked))
+                for request in sorted(requests, key=arrival_key)
+            ),
             blocks=self.ledger.blocks,
             pool=self.ledger.pool,
             waste=self.ledger.waste(self._short_hole_blocks()),
             sharing=self.ledger.sharing,
             queue=self._queue,
             counters=self.counters,
+            host_blocks=scheduler.kv.host.num_used,
         )
 
     @property
     def _has_news(self) -> bool:
-        return bool(self.scheduler.events) or self.pool.has_changes or self.control != self._reported
+        news = self.scheduler.events or self.pool.has_changes or self._cleared
+        return bool(news) or self.control != self._reported
+
+    def _ended_early(self) -> tuple[Output, ...]:
+        """Tell those whose requests ended outside a step of their own: by a deadline, or with their parent."""
+        expired, self.scheduler.expired = self.scheduler.expired, []
+        return tuple(Output(request, finished=reason) for request, reason in expired)
+
+    def _told(
+        self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
+    ) -> tuple[tuple[Row, ...], list[Output]]:
+        """A computed step's rows for the record, and the news for those who asked."""
+        rows, outputs = [], []
+        sampled, scored = result.sampled, result.scored
+        for row in plan.rows:
+            request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
+            name, count = request.id, row.count
+            token = sampled.get(name)
+            rows.append(Row(name, row.kind, count, row.start + count, request.cached, 0 if token is None else 1))
+            if request.beams is not None:
+                if name in ended:
+                    beams = self.scheduler.found_beams.get(name, ())
+                    error = result.failed.get(name) if ended[name] == "error" else None
+                    outputs.append(
+                        Output(name, finished=ended[name], cached_tokens=request.found, error=error, beams=beams)
+                    )
+                continue
+            if scored and name in scored:
+                outputs.append(Output(name, prompt_start=row.scored.start, prompt_logprobs=scored[name]))
+            finished = ended.get(name) if ended else None
+            if token is not None or finished is not None:
+                outputs.append(_output(request, token, finished, result))
+            for sibling in row.siblings:
+                token, finished = sampled.get(sibling.id), ended.get(sibling.id)
+                if token is not None or finished is not None:
+                    outputs.append(_output(sibling, token, finished, result))  # type: ignore[arg-type]
+        rows.extend(Row(fork.id, "fork", 0, fork.num_computed, 0, 1) for fork in self.scheduler.forked)
+        return tuple(rows), outputs
 
     def _short_hole_blocks(self) -> int:
         if self.control.allocation != "reserved":
             return 0
         return self.pool.short_hole_blocks(self.scheduler.kv.reservation_blocks)
 
-    def _record(self, now: float, rows: tuple[Row, ...], durations: Durations) -> Record:
+    def _record(self, now: float, rows: tuple[Row, ...], durations: Durations, copies: tuple[Copy, ...]) -> Record:
         events, self.scheduler.events = self.scheduler.events, Events()
         blocks = self.pool.drain_journal()
         self.ledger.apply(blocks)
-        for joined in events.joined:
-            self.ledger.look_up(joined.looked_up_tokens, joined.cached_tokens, joined.resumed)
-        waiting = self.scheduler.waiting
-        self._queue = Queue(len(waiting), max((now - r.arrived for r in waiting[:1]), default=0.0))
+        self.ledger.join(events.joined)
+        self._queue = self._waiting(now)
         self._time = now
         self._reported = self.control
         self.seq += 1
-        self.counters = _counted(self.counters, rows, events)
+        self.counters = _counted(self.counters, rows, events, len(copies))
+        cleared, self._cleared = self._cleared, 0
         return Record(
             seq=self.seq,
             time=now,
@@ -201,7 +302,31 @@ class EngineCore:
             waste=self.ledger.waste(self._short_hole_blocks()),
             sharing=self.ledger.sharing,
             queue=self._queue,
+            copies=copies,
+            cleared=cleared,
+            host_blocks=self.scheduler.kv.host.num_used,
         )
+
+    def _waiting(self, now: float) -> Queue:
+        scheduler = self.scheduler
+        length = len(scheduler.waiting) + len(scheduler.unforked)
+        if not length:
+            return Queue()
+        eldest = [scheduler.waiting.oldest(), next(iter(scheduler.unforked), None)]
+        age = max(now - request.arrived for request in eldest if request is not None)
+        wait = scheduler.wait
+        return Queue(length, age, wait if wait is not None and self._waits(wait.request) else None)
+
+    def _waits(self, request_id: str) -> bool:
+        request = self.scheduler.requests.get(request_id)
+        return request is not None and request.status == "waiting"
+
+
+def seeded(sampling: SamplingParams, sibling: int) -> SamplingParams:
+    """Sibling `i` of a seeded request has the seed plus `i`, so that equal seeds do not make equal answers."""
+    if sampling.seed is None or sibling == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + sibling) % 2**63)
 
 
 def _request_state(request: Request) -> RequestState:
@@ -219,41 +344,40 @@ def _request_state(request: Request) -> RequestState:
         allocation=request.allocation,
         reason=request.reason,
         table=tuple(request.table),
+        parent=None if request.parent is None else request.parent.id,
+        priority=request.scheduling.priority,
+        swapped_tokens=request.num_swapped,
     )
 
 
-def _outputs(
-    plan: StepPlan, result: StepResult, ended: dict[str, FinishReason], requests: Sequence[Request]
-) -> tuple[Output, ...]:
-    outputs = []
-    for row, request in zip(plan.rows, requests, strict=True):
-        finished = ended.get(row.request_id)
-        token = result.sampled.get(row.request_id)
-        if token is not None:
-            outputs.append(
-                Output(
-                    row.request_id,
-                    token.token_id,
-                    token.logprob,
-                    token.top,
-                    finished,
-                    token.token_id if finished == "stop" else None,
-                    request.found,
-                )
-            )
-        elif finished is not None:
-            error = result.failed.get(row.request_id) if finished == "error" else None
-            outputs.append(Output(row.request_id, finished=finished, error=error))
-    return tuple(outputs)
+def _output(request: Request, token: Sampled | None, finished: FinishReason | None, result: StepResult) -> Output:
+    if token is None:
+        error = result.failed.get(request.id) if finished == "error" else None
+        return Output(request.id, finished=finished, error=error)
+    stop = token.token_id if finished == "stop" else None
+    return Output(request.id, token.token_id, token.logprob, token.top, finished, stop, request.found)
 
 
-def _counted(counters: Counters, rows: tuple[Row, ...], events: Events) -> Counters:
+def _counted(counters: Counters, rows: tuple[Row, ...], events: Events, copies: int) -> Counters:
+    tokens = {"prefill": 0, "decode": 0, "held": 0, "fork": 0}
+    sampled = 0
+    for row in rows:
+        tokens[row.kind] += row.tokens
+        sampled += row.sampled
     counts: dict[str, int] = msgspec.structs.asdict(counters)
     counts["steps"] += bool(rows)
+    counts["prefill_tokens"] += tokens["prefill"]
+    counts["decode_tokens"] += tokens["decode"]
+    counts["held_tokens"] += tokens["held"]
+    counts["sampled_tokens"] += sampled
+    counts["copied_blocks"] += copies
     counts["preemptions"] += len(events.preempted)
-    for row in rows:
-        counts[f"{row.kind}_tokens"] += row.tokens
-        counts["sampled_tokens"] += row.sampled
+    for lost in events.preempted:
+        counts["swapped_out_blocks"] += lost.swapped_blocks
+        counts["recomputed_tokens"] += lost.lost_tokens
+    for joined in events.joined:
+        counts["forks"] += joined.parent is not None
+        counts["swapped_in_blocks"] += joined.swapped_blocks
     for ended in (*events.held, *events.left):
         counts[ENDINGS[ended.reason]] += 1
     return Counters(**counts)

@@ -12,11 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.framing import FrameSplitter, decode_from_core, frame
 from engine.messages import (
     Abort,
     Add,
+    ClearCache,
     Fatal,
     FromCore,
     GetSnapshot,
@@ -32,7 +35,6 @@ from engine.messages import (
     ToCore,
 )
 from engine.protocol import Control, EngineInfo, FinishReason
-from engine.sampling_params import SamplingParams
 
 Sink = Callable[[Output], None]
 
@@ -53,6 +55,13 @@ class ControlInForce(NamedTuple):
     """A control, and the first record in which it holds."""
 
     control: Control
+    seq: int
+
+
+class Cleared(NamedTuple):
+    """How many blocks the prefix cache forgot, and the record that tells of it."""
+
+    blocks: int
     seq: int
 
 
@@ -104,6 +113,8 @@ class CoreClient:
         self._core = core
         self._on_step = on_step
         self._sinks: dict[str, Sink] = {}
+        # Who ends with a request: siblings until it has its first token, the other beams of a search always.
+        self._tied: dict[str, tuple[str, ...]] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._next_call = 0
         self._writer: asyncio.StreamWriter | None = None
@@ -138,18 +149,40 @@ class CoreClient:
             await asyncio.to_thread(self._core.process.wait, 2.0)
         self._fail()
 
-    def add(self, request: str, prompt: Sequence[int], sampling: SamplingParams, sink: Sink) -> None:
-        """Start a request; `sink` gets its outputs, the last of them with `finished` set."""
-        if request in self._sinks:
-            raise ValueError(f"request {request} lives already")
-        self._send(Add(request, tuple(prompt), sampling))
-        self._sinks[request] = sink
+    def add(self, message: Add, sink: Sink) -> None:
+        """Start a request and its siblings; `sink` gets the outputs of each, the last of them with `finished` set.
+
+        Of a beam search only the request itself reports.
+        """
+        reporting = (message.request, *(() if message.sampling.beam else message.siblings))
+        for request in reporting:
+            if request in self._sinks:
+                raise ValueError(f"request {request} lives already")
+        self._send(message)
+        self._sinks.update(dict.fromkeys(reporting, sink))
+        if message.siblings:
+            self._tied[message.request] = message.siblings
 
     def abort(self, requests: Sequence[str], reason: FinishReason) -> None:
         """End those of `requests` that live; their sinks hear no more."""
         live = tuple(request for request in requests if self._sinks.pop(request, None) is not None)
+        for request in live:
+            self._tied.pop(request, None)
         if live and self.death is None:
             self._send(Abort(live, reason))
+
+    def cancel(self, request: str) -> tuple[str, ...]:
+        """Abort a live request, and whoever cannot go on without it; unlike with `abort`, their sinks hear of it.
+
+        Returns who ended: nobody if there is no such request.
+        """
+        if request not in self._sinks:  # a beam, whose search reports for it?
+            request = next((leader for leader, others in self._tied.items() if request in others), request)
+        sinks = {one: self._sinks[one] for one in (request, *self._tied.get(request, ())) if one in self._sinks}
+        self.abort(tuple(sinks), "abort")
+        for one, sink in sinks.items():
+            sink(Output(one, finished="abort"))
+        return tuple(sinks)
 
     async def until_located(self) -> Located | None:
         """Wait for the model's files to be here; None if the core died before that."""
@@ -168,15 +201,18 @@ class CoreClient:
         self._progress = asyncio.Event()
 
     def end_streams(self) -> None:
-        """Abort all requests; unlike with `abort`, their sinks hear of it."""
-        sinks = dict(self._sinks)
-        self.abort(tuple(sinks), "abort")
-        for request, sink in sinks.items():
-            sink(Output(request, finished="abort"))
+        """Cancel all requests."""
+        for request in tuple(self._sinks):
+            self.cancel(request)
 
     async def snapshot(self) -> Reply:
         """`Reply.json` is a protocol.Snapshot, made between two steps, after record `Reply.seq`."""
         return await self._call(lambda call: GetSnapshot(call))
+
+    async def clear_cache(self) -> Cleared:
+        """Forget every cached prefix."""
+        reply = await self._call(lambda call: ClearCache(call))
+        return Cleared(msgspec.json.decode(reply.json, type=int), reply.seq)
 
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
         """Change the control; calls take turns, so that none undoes another. Raises CallRefusedError.
@@ -218,7 +254,7 @@ class CoreClient:
             raise EngineDiedError("the engine is not connected yet")
         self._writer.write(frame(message))
 
-    async def _call(self, make: Callable[[int], SetControl | GetSnapshot]) -> Reply:
+    async def _call(self, make: Callable[[int], SetControl | GetSnapshot | ClearCache]) -> Reply:
         self._next_call += 1
         call = self._next_call
         self._send(make(call))
@@ -254,6 +290,8 @@ class CoreClient:
             return  # it was aborted here, and that had not reached the core yet
         if output.finished is not None:
             del self._sinks[output.request]
+        if output.finished is not None or output.token_id is not None:
+            self._tied.pop(output.request, None)
         sink(output)
 
     def _fail(self) -> None:
@@ -261,7 +299,7 @@ class CoreClient:
             self.death = EngineDiedError(self._fatal.message, unusable=self._fatal.unusable)
         else:
             self.death = EngineDiedError(self._core.ending())
-        sinks, self._sinks = self._sinks, {}
+        sinks, self._sinks, self._tied = self._sinks, {}, {}
         for request, sink in sinks.items():
             sink(Output(request, finished="error", error=str(self.death)))
         for future in self._calls.values():

@@ -27,6 +27,7 @@ from engine.loading.resolve import resolve_model
 from engine.messages import (
     Abort,
     Add,
+    ClearCache,
     Fatal,
     FromCore,
     GetSnapshot,
@@ -157,12 +158,13 @@ class CoreLoop:
 
     def _handle(self, message: ToCore | None) -> None:
         match message:
-            case Add(request, prompt, sampling):
+            case Add(request, prompt, sampling, scheduling, siblings):
                 try:
-                    self._core.add(request, prompt, sampling)
+                    self._core.add(request, prompt, sampling, scheduling, siblings)
                 except ValueError as error:  # RequestTooLarge: it could never run
-                    refused = Output(request, finished="error", error=str(error), refused=True)
-                    self._sender.send(Outputs((refused,)))
+                    reporting = (request, *(() if sampling.beam else siblings))
+                    refused = (Output(one, finished="error", error=str(error), refused=True) for one in reporting)
+                    self._sender.send(Outputs(tuple(refused)))
             case Abort(requests, reason):
                 for request in requests:
                     self._core.abort(request, reason)
@@ -177,6 +179,10 @@ class CoreLoop:
                 self._tell(self._core.flush())
                 snapshot = self._core.snapshot()
                 self._sender.send(Reply(call, snapshot.seq, encode(snapshot)))
+            case ClearCache(call):
+                cleared = self._core.clear_cache()
+                self._tell(self._core.flush())
+                self._sender.send(Reply(call, self._core.seq, encode(cleared)))
             case Shutdown() | None:
                 self._running = False
             case Start():

@@ -19,7 +19,8 @@ def _require(holds: bool, what: str) -> None:
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
-    """Before a step runs: every slot is written once, into a block that one request owns and none can find."""
+    """Before a step runs: every slot is written once, into a block that one request owns and none can find, and no
+    move reads what another one of its stage writes."""
     pool = scheduler.kv.pool
     written: set[int] = set()
     for row in plan.rows:
@@ -28,36 +29,77 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         written.update(slots)
     for block in {slot // pool.block_size for slot in written}:
         _require(pool.references[block] == 1, f"block {block} is written and has not exactly one owner")
-        _require(pool.hashes[block] is None, f"block {block} is written and published")
+        _require(block not in pool.cache, f"block {block} is written and published")
+    copied_to, brought_to = [copy.target for copy in plan.copies], [target for _, target in plan.swap_in]
+    targets = [*copied_to, *brought_to]
+    _require(len(set(targets)) == len(targets), "a block is moved into twice in a step")
+    _require({copy.source for copy in plan.copies}.isdisjoint(copied_to), "a block is copied from and into")
+    _require(all(pool.references[block] for block in targets), "a block is moved into that nobody holds")
+    hosts = [host for _, host in plan.swap_out]
+    _require(len(set(hosts)) == len(hosts), "a host block is moved into twice in a step")
+    _require({host for host, _ in plan.swap_in}.isdisjoint(hosts), "a host block is read and written in a step")
+    pins = Counter(copy.source for copy in plan.copies)
+    _require(pins == pool.pins, "the blocks that are pinned are not those that copies read")
 
 
 def check_state(scheduler: Scheduler) -> None:
     """Between steps: references are tables, hashes are of full blocks, nothing is lost and nothing counted twice."""
     pool = scheduler.kv.pool
+    _check_pool(scheduler)
+    _check_tables(scheduler)
+    _check_host(scheduler)
+    waiting, running, unforked = list(scheduler.waiting), scheduler.running, list(scheduler.unforked)
+    listed = {request.id for request in (*waiting, *running, *unforked)}
+    _require(len(listed) == len(waiting) + len(running) + len(unforked), "a request is in two lists")
+    _require(listed == scheduler.requests.keys(), "a request is in no list")
+    _require(all(r.allocation is None and not r.table for r in (*waiting, *unforked)), "a waiting one holds blocks")
+    _require(all(r.allocation is not None for r in running), "a running request was not admitted")
+    _require(all(r.parent is not None and r in r.parent.children for r in unforked), "a child has no parent")
+    _require(pool.num_available == len(pool.queue), "the free queue has lost its count")
+
+
+def _check_pool(scheduler: Scheduler) -> None:
+    pool = scheduler.kv.pool
     held = Counter(block for request in scheduler.requests.values() for block in request.table)
     queued = set(pool.queue)
+    _require(not pool.pins, "a block is pinned between steps")
     _require(len(queued) == len(pool.queue), "the free queue has lost its count")
     for block in range(pool.num_blocks):
-        references, filled, block_hash = pool.references[block], pool.filled[block], pool.hashes[block]
+        references, filled = pool.references[block], pool.filled[block]
         _require(references == held[block], f"block {block}: {references} references, in {held[block]} tables")
         _require((references == 0) == (block in queued), f"block {block} is held and queued, or neither")
-        if block_hash is not None:
+        if block in pool.cache:
             _require(filled == pool.block_size, f"block {block} is published and not full")
-            _require(block in pool.by_hash[block_hash], f"block {block} is published and cannot be found")
+            _require(block in pool.cache.by_hash[pool.cache.contents[block].hash], f"block {block} cannot be found")
         elif references == 0:
             _require(filled == 0, f"block {block} is free and not empty")
-        else:
-            _require(references == 1, f"block {block} is shared and not published")
-    found = sum(len(blocks) for blocks in pool.by_hash.values())
-    _require(found == sum(1 for h in pool.hashes if h is not None), "the hash index has stale entries")
+    _require(pool.logical == sum(held.values()), "the count of references is wrong")
+    _require(pool.held_slots_filled == sum(pool.filled[block] for block in held), "the count of filled slots is wrong")
+    found = sum(len(blocks) for blocks in pool.cache.by_hash.values())
+    _require(found == len(pool.cache), "the hash index has stale entries")
+
+
+def _check_tables(scheduler: Scheduler) -> None:
+    """Each block is filled as far as its request is computed, and all that hold it have the same tokens up to there."""
+    pool = scheduler.kv.pool
+    size = pool.block_size
+    contents: dict[int, list[int]] = {}
     for request in scheduler.requests.values():
-        size = pool.block_size
         _require(request.num_computed <= request.num_tokens, f"{request.id}: computed more than it has")
         _require(request.num_computed <= len(request.table) * size, f"{request.id}: computed beyond its table")
         for index, block in enumerate(request.table):
             expected = min(size, max(0, request.num_computed - index * size))
             _require(pool.filled[block] == expected, f"{request.id}: block {block} is not filled as computed")
-    waiting, running = scheduler.waiting, scheduler.running
-    _require(len(waiting) + len(running) == len(scheduler.requests), "a request is in no list, or in two")
-    _require(all(r.allocation is None and not r.table for r in waiting), "a waiting request holds blocks")
-    _require(all(r.allocation is not None for r in running), "a running request was not admitted")
+            tokens = list(request.tokens[: index * size + expected])
+            _require(contents.setdefault(block, tokens) == tokens, f"block {block} is shared by different tokens")
+
+
+def _check_host(scheduler: Scheduler) -> None:
+    host = scheduler.kv.host
+    held = Counter(block for request in scheduler.requests.values() for block in request.host_table)
+    _require(host.references == [held[block] for block in range(host.num_blocks)], "host blocks are lost")
+    _require(host.num_used == len(held), "the host pool has lost its count")
+    for request in scheduler.requests.values():
+        size = scheduler.kv.block_size
+        expected = -(-request.num_swapped // size)
+        _require(len(request.host_table) == expected, f"{request.id}: host blocks and swapped tokens disagree")

@@ -1,10 +1,16 @@
-"""Which blocks each request holds: it looks prefixes up, takes blocks (paged or reserved) and gives them back."""
+"""Which blocks each request holds: prefixes looked up, blocks taken (paged or reserved), shared, copied on write,
+moved to host memory and back, and given up."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from engine.block_hash import extend_hashes
 from engine.block_pool import BlockPool, IllegalState
-from engine.protocol import Allocation, TableChange
+from engine.host_pool import HostPool
+from engine.prefix_cache import PARTIAL_LOOKS, Contents, common_length
+from engine.protocol import Allocation, Copy, ReservedFit, TableChange
 from engine.request import Request
 
 
@@ -13,79 +19,200 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-class KVManager:
-    """Block tables over one pool. `max_model_len` tokens are what one reservation holds."""
+class Prefix(NamedTuple):
+    """What the cache has of a request's tokens: whole blocks, then `partial` tokens at the beginning of `source`."""
 
-    def __init__(self, pool: BlockPool, max_model_len: int) -> None:
+    blocks: tuple[int, ...] = ()
+    partial: int = 0
+    source: int = -1
+    decoded_tokens: int = 0  # of those found, in blocks with generated tokens
+    evicted_tokens: int = 0  # in the block after those found, if it was cached once
+
+    def tokens(self, block_size: int) -> int:
+        return len(self.blocks) * block_size + self.partial
+
+
+NOTHING = Prefix()
+
+
+class Moves(NamedTuple):
+    """What must be moved before the step computes; see StepPlan."""
+
+    swap_out: tuple[tuple[int, int], ...]
+    swap_in: tuple[tuple[int, int], ...]
+    copies: tuple[Copy, ...]
+
+
+class KVManager:
+    """Block tables over one pool. `max_model_len` tokens are what one reservation holds.
+
+    Moves are planned here and done by the step; until it is committed (`settle`) what they read stays as it is.
+    Without `partial_hits` only whole blocks are found.
+    """
+
+    def __init__(
+        self, pool: BlockPool, max_model_len: int, host: HostPool | None = None, *, partial_hits: bool = True
+    ) -> None:
         self.pool = pool
+        self.host = host or HostPool(0)
         self.block_size = pool.block_size
         self.reservation_blocks = blocks_for(max_model_len, pool.block_size)
+        self.partial_hits = partial_hits
         self._changed_from: dict[str, tuple[Request, int]] = {}
+        # Requests by the hash of their last full block: the part of a block after it can be copied from them.
+        self._tails: dict[bytes, dict[Request, None]] = {}
+        self._tail_of: dict[Request, bytes] = {}
+        self._copies: dict[int, Copy] = {}  # by target
+        self._swap_out: dict[int, int] = {}  # device block: host block
+        self._swap_in: list[tuple[int, int]] = []  # (host block, device block)
+        self._brought_back: dict[int, int] = {}  # of these, the device block of each host block that can be shared
+        self._host_released: list[int] = []
 
-    def cached_prefix(self, request: Request) -> list[int]:
-        """The blocks of the longest cached prefix, leaving at least one token to compute."""
-        hashes = extend_hashes(request.block_hashes, request.tokens, self.block_size)
-        blocks = []
-        for block_hash in hashes[: (request.num_tokens - 1) // self.block_size]:
-            block = self.pool.lookup(block_hash)
+    # Looking up
+
+    def cached_prefix(self, request: Request) -> Prefix:
+        """The longest cached prefix, leaving at least one token to compute."""
+        size, cache = self.block_size, self.pool.cache
+        hashes = extend_hashes(request.block_hashes, request.tokens, size, request.root)
+        most = request.num_tokens - 1
+        blocks, decoded, evicted = [], 0, 0
+        for block_hash in hashes[: most // size]:
+            block = cache.find(block_hash)
             if block is None:
+                evicted = size if cache.was_evicted(block_hash) else 0
                 break
             blocks.append(block)
-        return blocks
+            decoded += size if cache.contents[block].decoded else 0
+        partial, source = self._partial_hit(request, len(blocks)) if self.partial_hits else (0, -1)
+        if partial and source in cache and cache.contents[source].decoded:
+            decoded += partial
+        return Prefix(tuple(blocks), partial, source, decoded, evicted)
 
-    def can_admit(self, prefix: list[int], tokens: int, spare: int) -> bool:
-        """Whether `tokens` slots fit beside what is held, the cached `prefix` reused and `spare` blocks left."""
-        reused = sum(1 for block in prefix if self.pool.references[block] == 0)
-        needed = blocks_for(tokens, self.block_size) - len(prefix)
-        return needed + spare <= self.pool.num_available - reused
+    def _partial_hit(self, request: Request, full: int) -> tuple[int, int]:
+        """Tokens that another's block shares with the block after the `full` found ones, and that block.
+
+        A token copied costs some microseconds, computed some hundred: one is worth it.
+        """
+        size = self.block_size
+        begin = full * size
+        wanted = request.tokens[begin : min(begin + size, request.num_tokens - 1)]
+        parent = request.block_hashes[full - 1] if full else request.root
+        best = self.pool.cache.find_beginning(parent, wanted) or (-1, 0)
+        for looks, other in enumerate(reversed(self._tails.get(parent, {}))):
+            if looks >= PARTIAL_LOOKS or best[1] == len(wanted):
+                break
+            common = common_length(other.tokens[begin : other.num_computed], wanted)
+            if common > best[1] and other.table[full] not in self._copies:  # that one gets its contents in this step
+                best = other.table[full], common
+        return best[1], best[0]
+
+    # Taking blocks
+
+    def blocks_taken(self, request: Request, prefix: Prefix, tokens: int) -> int:
+        """Available blocks that admitting a request with `tokens` slots uses up, those found in the cache included."""
+        pool = self.pool
+        found = [block for block in prefix.blocks if pool.references[block] == 0]
+        copied = prefix.partial and not request.num_swapped and pool.references[prefix.source] == 0
+        return blocks_for(tokens, self.block_size) - len(prefix.blocks) + len(found) + bool(copied)
 
     def owed(self, request: Request) -> int:
         """Blocks that the tokens a request has now will need and that its table lacks."""
         return max(0, blocks_for(request.num_tokens, self.block_size) - len(request.table))
 
-    def admit_paged(self, request: Request, prefix: list[int]) -> None:
-        """Start a request on its cached prefix; `grow` takes the rest when it is needed."""
+    def admit_paged(self, request: Request, prefix: Prefix) -> None:
+        """Start a request on its cached prefix and what it has in host memory; `grow` takes the rest when needed."""
         self._begin(request, "paged")
-        for block in prefix:
+        size = self.block_size
+        for block in prefix.blocks:
             self.pool.acquire(block)
-        request.table.extend(prefix)
-        request.num_computed = request.cached = len(prefix) * self.block_size
+        request.table.extend(prefix.blocks)
+        request.num_computed = request.cached = len(prefix.blocks) * size
+        if request.num_swapped > request.num_computed:
+            self._bring_back(request, first=len(prefix.blocks))
+        elif prefix.partial and not request.num_swapped:
+            self.pool.pin(prefix.source)
+            (target,) = self.pool.allocate(1)
+            self._copies[target] = Copy(request.id, prefix.source, target, prefix.partial)
+            self.pool.fill(target, prefix.partial)
+            request.table.append(target)
+            request.num_computed = request.cached = request.num_computed + prefix.partial
+        if prefix.blocks or prefix.partial:
+            self._note_tail(request)
+        self._give_up_host(request)
 
-    def admit_reserved(self, request: Request) -> bool:
-        """Start a request on one contiguous run of `max_model_len` slots (first fit), if a hole is long enough."""
-        run = self.pool.allocate_run(self.reservation_blocks)
+    def admit_reserved(self, request: Request, fit: ReservedFit = "first") -> bool:
+        """Start a request on one contiguous run of `max_model_len` slots, if a hole is long enough."""
+        run = self.pool.allocate_run(self.reservation_blocks, fit)
         if run is None:
             return False
         self._begin(request, "reserved")
         request.table.extend(run)
         request.num_computed = request.cached = 0
+        if request.num_swapped:
+            self._bring_back(request, first=0)
+        self._give_up_host(request)
         return True
 
+    def needed(self, requests: Sequence[Request], tokens: Sequence[int]) -> int:
+        """Blocks to take so that each request has slots of its own for its first `tokens` tokens: those missing,
+        and a copy of each block to be written that others hold too."""
+        needed = 0
+        holders: dict[int, int] = {}
+        for request, count in zip(requests, tokens, strict=True):
+            needed += max(0, blocks_for(count, self.block_size) - len(request.table))
+            tail = self._shared_tail(request)
+            if tail >= 0:
+                block = request.table[tail]
+                holders[block] = holders.get(block, self.pool.references[block]) - 1
+                needed += holders[block] > 0  # the last one writes in place
+        return needed
+
     def grow(self, request: Request, tokens: int) -> bool:
-        """Have slots for the first `tokens` tokens; takes all blocks that are missing, or none and says False."""
-        missing = blocks_for(tokens, self.block_size) - len(request.table)
-        if missing <= 0:
-            return True
-        if missing > self.pool.num_available:
+        """Have slots of its own for the first `tokens` tokens: takes all blocks that are missing, and copies a tail
+        that others hold too; or does nothing and says False."""
+        table = request.table
+        missing = max(0, blocks_for(tokens, self.block_size) - len(table))
+        tail = self._shared_tail(request)
+        if missing + (tail >= 0) > self.pool.num_available:
             return False
-        self._changed_from.setdefault(request.id, (request, len(request.table)))
-        request.table.extend(self.pool.allocate(missing))
+        if tail >= 0:
+            self._copy_on_write(request, tail)
+        if missing:
+            self._changed(request, len(table))
+            table.extend(self.pool.allocate(missing))
         return True
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start `child` on all that `parent` has computed; what either writes next it copies first."""
+        self._begin(child, "paged")
+        child.table.extend(parent.table[: blocks_for(parent.num_computed, self.block_size)])
+        for block in child.table:
+            self.pool.acquire(block)
+        child.num_computed = parent.num_computed
+        child.block_hashes = list(parent.block_hashes[: parent.num_computed // self.block_size])
+        if parent in self._tail_of:
+            self._note_tail(child)
 
     def commit(self, request: Request, count: int, publish: bool) -> None:
         """`count` more tokens of a request have their KV; with `publish`, its full blocks can be found."""
-        size, first = self.block_size, request.num_computed // self.block_size
-        request.num_computed += count
-        if request.num_computed > request.num_tokens:
+        size, pool = self.block_size, self.pool
+        before = request.num_computed
+        after = request.num_computed = before + count
+        if after > len(request.tokens):
             raise IllegalState(f"request {request.id} has more computed tokens than tokens")
-        last = (request.num_computed - 1) // size
-        for index in range(first, last + 1):
-            block = request.table[index]
-            filled = min(size, request.num_computed - index * size)
-            self.pool.fill(block, filled)
-            if publish and filled == size and request.allocation == "paged":
-                hashes = extend_hashes(request.block_hashes, request.tokens, size)
-                self.pool.publish(block, hashes[index])
+        table = request.table
+        if before // size == after // size:  # no block is filled up
+            pool.fill(table[before // size], after % size)
+            if before % size == 0 and publish and request.allocation == "paged" and request.scheduling.prefix_cache:
+                self._note_tail(request)
+            return
+        for index in range(before // size, blocks_for(after, size)):
+            pool.fill(table[index], min(size, after - index * size))
+        if publish and request.allocation == "paged" and request.scheduling.prefix_cache:
+            self._publish(request, before // size, after // size)
+            self._note_tail(request)
+        else:
+            self._drop_tail(request)
 
     def unreserve(self, request: Request, publish: bool) -> None:
         """Give back what a reservation has not filled; the request goes on paged, its full blocks findable."""
@@ -95,22 +222,98 @@ class KVManager:
         self.pool.release(reversed(request.table[kept:]))
         del request.table[kept:]
         request.allocation = "paged"
-        start = self._changed_from.get(request.id, (request, kept))[1]
-        self._changed_from[request.id] = (request, min(start, kept))
-        if publish:
-            hashes = extend_hashes(request.block_hashes, request.tokens, self.block_size)
-            for block, block_hash in zip(
-                request.table[: request.num_computed // self.block_size], hashes, strict=False
-            ):
-                self.pool.publish(block, block_hash)
+        self._changed(request, kept)
+        if publish and request.scheduling.prefix_cache:
+            self._publish(request, 0, request.num_computed // self.block_size)
+            self._note_tail(request)
 
     def free(self, request: Request) -> None:
         """Give every block back, tail first; what is published stays findable until it is evicted."""
+        if self._copies and any(block in self._copies for block in request.table):
+            raise IllegalState(f"request {request.id} gives up blocks that this step copies into")
+        self._drop_tail(request)
         self.pool.release(reversed(request.table))
         request.table.clear()
         request.allocation = None
-        request.num_computed = request.cached = 0
+        request.num_computed = 0
         self._changed_from.pop(request.id, None)
+        self.host.release(request.host_table)
+        request.host_table, request.num_swapped = [], 0
+
+    # Host memory
+
+    def host_blocks_taken(self, requests: Sequence[Request]) -> int:
+        """Host blocks that swapping these out takes; a block they share is copied once."""
+        blocks = {block for request in requests for block in self._computed_blocks(request)}
+        return len(blocks - self._swap_out.keys())
+
+    def swap_out(self, request: Request) -> int:
+        """Move what a request has computed to host memory and free its blocks; returns how many blocks were moved:
+        those that another moved in this step are shared there too."""
+        before = len(self._swap_out)
+        for block in self._computed_blocks(request):
+            host = self._swap_out.get(block)
+            if host is None:
+                host = self._swap_out[block] = self.host.allocate()
+            else:
+                self.host.share(host)
+            request.host_table.append(host)
+        swapped, table = request.num_computed, request.host_table
+        request.host_table = []
+        self.free(request)
+        request.num_swapped, request.host_table = swapped, table
+        return len(self._swap_out) - before
+
+    def _computed_blocks(self, request: Request) -> list[int]:
+        return request.table[: blocks_for(request.num_computed, self.block_size)]
+
+    def _bring_back(self, request: Request, first: int) -> None:
+        """Copy host blocks from index `first` on back to the device; who shared one before shares it again."""
+        size = self.block_size
+        for index in range(first, len(request.host_table)):
+            host = request.host_table[index]
+            if request.allocation == "reserved":
+                target = request.table[index]
+            elif host in self._brought_back:
+                target = self._brought_back[host]
+                self.pool.acquire(target)
+                request.table.append(target)
+                continue
+            else:
+                (target,) = self.pool.allocate(1)
+                self._brought_back[host] = target
+                request.table.append(target)
+            self._swap_in.append((host, target))
+            self.pool.fill(target, min(size, request.num_swapped - index * size))
+        request.num_computed = request.num_swapped
+
+    def _give_up_host(self, request: Request) -> None:
+        """Its host blocks are free once this step, which may read them, is done."""
+        self._host_released.extend(request.host_table)
+        request.host_table = []
+        request.num_swapped = 0
+
+    @property
+    def num_swapping_in(self) -> int:
+        """Blocks that this step brings back."""
+        return len(self._swap_in)
+
+    # The step's end
+
+    def take_moves(self) -> Moves:
+        """What this step must move before it computes."""
+        return Moves(tuple(self._swap_out.items()), tuple(self._swap_in), tuple(self._copies.values()))
+
+    def settle(self) -> None:
+        """The moves are done: what they read may change again."""
+        for copy in self._copies.values():
+            self.pool.unpin(copy.source)
+        self._copies.clear()
+        self._swap_out.clear()
+        self._swap_in.clear()
+        self._brought_back.clear()
+        self.host.release(self._host_released)
+        self._host_released.clear()
 
     def drain_tables(self) -> tuple[TableChange, ...]:
         """What changed in the tables of requests that still hold one, since the last call."""
@@ -121,8 +324,60 @@ class KVManager:
         self._changed_from.clear()
         return changes
 
+    # Within
+
     def _begin(self, request: Request, allocation: Allocation) -> None:
         if request.table or request.allocation is not None:
             raise IllegalState(f"request {request.id} is admitted twice")
         request.allocation = allocation
-        self._changed_from[request.id] = (request, 0)
+        self._changed(request, 0)
+
+    def _changed(self, request: Request, start: int) -> None:
+        before = self._changed_from.get(request.id)
+        self._changed_from[request.id] = (request, start if before is None else min(start, before[1]))
+
+    def _shared_tail(self, request: Request) -> int:
+        """The index of the block it writes next, if that holds KV and others hold it too; else -1."""
+        index, used = divmod(request.num_computed, self.block_size)
+        return index if used and self.pool.references[request.table[index]] > 1 else -1
+
+    def _copy_on_write(self, request: Request, index: int) -> None:
+        pool, source = self.pool, request.table[index]
+        used = request.num_computed % self.block_size
+        pool.pin(source)
+        (target,) = pool.allocate(1)
+        pool.release([source])
+        pool.fill(target, used)
+        request.table[index] = target
+        self._copies[target] = Copy(request.id, source, target, used)
+        self._changed(request, index)
+
+    def _publish(self, request: Request, first: int, last: int) -> None:
+        """Make blocks `first` to `last` - 1 of its table, which are full, findable."""
+        size = self.block_size
+        hashes = extend_hashes(request.block_hashes, request.tokens, size, request.root)
+        for index in range(first, last):
+            begin = index * size
+            tokens = tuple(request.tokens[begin : begin + size]) if self.partial_hits else ()
+            parent = hashes[index - 1] if index else request.root
+            decoded = begin + size > request.prompt_length
+            self.pool.publish(request.table[index], Contents(hashes[index], parent, tokens, decoded))
+
+    def _note_tail(self, request: Request) -> None:
+        """Let others find the tokens after its last full block."""
+        if not self.partial_hits:
+            return
+        full = request.num_computed // self.block_size
+        hashes = extend_hashes(request.block_hashes, request.tokens, self.block_size, request.root)
+        key = hashes[full - 1] if full else request.root
+        if self._tail_of.get(request) != key:
+            self._drop_tail(request)
+            self._tails.setdefault(key, {})[request] = None
+            self._tail_of[request] = key
+
+    def _drop_tail(self, request: Request) -> None:
+        key = self._tail_of.pop(request, None)
+        if key is not None:
+            del self._tails[key][request]
+            if not self._tails[key]:
+                del self._tails[key]

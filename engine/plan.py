@@ -99,6 +99,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     def num_tokens(self) -> int:
         return sum(row.count for row in self.rows)
 
+    @property
+    def num_moves(self) -> int:
+        return len(self.swap_out) + len(self.swap_in) + len(self.copies)
+
 
 class Sampled(msgspec.Struct, frozen=True):
     """One sampled token; `top` holds (token id, log-probability) of the best alternatives, best first."""

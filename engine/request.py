@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from engine.block_hash import root_hash
 from engine.protocol import Allocation, FinishReason, RequestStatus, RowKind
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, SchedulingParams
+
+if TYPE_CHECKING:
+    from engine.beam_search import BeamGroup
+
+UNLIMITED = 1 << 62
+DEFAULT_SCHEDULING = SchedulingParams()
 
 
 class RequestTooLarge(ValueError):
@@ -13,48 +21,81 @@ class RequestTooLarge(ValueError):
 
 
 class Request:
-    """State is derived from `tokens`, `num_computed` and `table`; `sequence` is the order of arrival."""
+    """State is derived from `tokens`, `num_computed` and `table`; `sequence` is the order of arrival.
+
+    One with a `parent` waits to be forked off it, and is among its `children`, until the parent's prompt is computed.
+    """
 
     __slots__ = (
         "allocation",
         "arrived",
+        "beams",
         "block_hashes",
         "cached",
+        "children",
+        "ends",
         "first_token",
         "found",
+        "host_table",
         "id",
         "num_computed",
+        "num_swapped",
+        "parent",
         "preemptions",
         "prompt_length",
         "reason",
+        "root",
         "sampling",
+        "scheduling",
         "sequence",
         "skipped",
         "table",
+        "token_limit",
         "tokens",
     )
 
-    def __init__(self, id: str, prompt: Sequence[int], sampling: SamplingParams, arrived: float, sequence: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        arrived: float,
+        sequence: int,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        eos_token_ids: frozenset[int] = frozenset(),
+        max_model_len: int = UNLIMITED,
+    ) -> None:
         if not prompt:
             raise ValueError("a request needs at least one prompt token")
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
         self.id = id
-        self.tokens = list(prompt)  # the prompt, then what was generated
+        # The prompt, then what was generated. A sequence that can grow is taken as it is: a simulation's tokens
+        # are computed when they are looked at.
+        self.tokens = prompt if hasattr(prompt, "append") and not isinstance(prompt, list) else list(prompt)
         self.prompt_length = len(prompt)
         self.sampling = sampling
+        self.scheduling = scheduling
         self.arrived = arrived
         self.sequence = sequence
-        self.num_computed = 0  # tokens whose KV exists; advances at commit alone
-        self.cached = 0  # of those, found in the prefix cache at the latest admission
+        self.token_limit = min(self.prompt_length + sampling.max_tokens, max_model_len)
+        self.ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
+        self.root = root_hash(scheduling.cache_salt)
+        self.num_computed = 0  # tokens whose KV exists on the device; advances at commit alone
+        self.num_swapped = 0  # tokens whose KV waits in host memory
+        self.cached = 0  # of the computed ones, found in the prefix cache at the latest admission
         self.found = 0  # found at the first: what it finds after a preemption may be its own
         self.table: list[int] = []
+        self.host_table: list[int] = []
         self.block_hashes: list[bytes] = []  # of its full blocks so far, extended when needed
         self.preemptions = 0
         self.skipped = 0  # how often a later request was admitted past it
         self.allocation: Allocation | None = None  # how its blocks were taken; None while it waits
         self.reason: FinishReason | None = None
         self.first_token: float | None = None
+        self.parent: Request | None = None
+        self.children: list[Request] = []
+        self.beams: BeamGroup | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -82,15 +123,17 @@ class Request:
         decodes = self.num_uncomputed == 1 and self.num_computed >= self.prompt_length
         return "decode" if decodes else "prefill"
 
-    def append(self, token_id: int, eos_token_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+    @property
+    def deadline(self) -> float | None:
+        """On the engine's clock."""
+        timeout = self.scheduling.timeout
+        return None if timeout is None else self.arrived + timeout
+
+    def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; returns why the request ends with it, if it does. A stop outranks a length."""
-        self.tokens.append(token_id)
-        sampling = self.sampling
-        if self.num_generated >= sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                return "stop"
-            if token_id in eos_token_ids and not sampling.ignore_eos:
-                return "stop"
-        if self.num_generated >= sampling.max_tokens or self.num_tokens >= max_model_len:
-            return "length"
-        return None
+        tokens = self.tokens
+        tokens.append(token_id)
+        count = len(tokens)
+        if token_id in self.ends and count - self.prompt_length >= self.sampling.min_tokens:
+            return "stop"
+        return "length" if count >= self.token_limit else None

@@ -1,26 +1,25 @@
-"""Who runs in the next step: continuous or static batching over requests in their order of arrival.
+"""The requests of an engine: who waits, who runs, and what becomes of them when a step was computed.
 
-`plan` decides a whole step; `commit` takes its results. Between the two nothing that the step uses is freed: an
-abort only marks, and the commit ends the request.
+`plan` decides a whole step (engine/step_planner.py says who is in it); `commit` takes its results. Between the two
+nothing that the step uses is freed: an abort only marks, and the commit ends the request.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 
+from engine.beam_search import BeamGroup, Continuation
 from engine.block_pool import IllegalState
-from engine.kv_manager import KVManager, blocks_for
-from engine.plan import PlannedRow, StepPlan, StepResult
-from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted
+from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
+from engine.messages import BeamOutput
+from engine.plan import StepPlan, StepResult
+from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted, PreemptedBy, Wait
+from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
-
-MAX_SKIPS = 16  # how many later requests may be admitted past one that does not fit
-LOOK_AHEAD = 32  # how far into the queue a step looks for one that does
-
-
-def _order(request: Request) -> int:
-    return request.sequence
+from engine.step_planner import StepPlanner
+from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key
 
 
 class Events:
@@ -40,46 +39,77 @@ class Events:
 
 
 class Scheduler:
-    """Requests, waiting and running, each list by order of arrival: that order is also who is preempted last."""
+    """Requests, waiting and running. The order of those that run is also who is preempted last.
 
-    def __init__(self, kv: KVManager, control: Control, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+    A forked request is in neither list until its parent's prompt is computed: it is in `unforked`.
+    """
+
+    def __init__(self, kv: KVManager, control: Control, max_model_len: int, rates: Rates | None = None) -> None:
         self.kv = kv
         self.control = control
         self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        self.rates = rates or Rates()
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []
+        self.waiting = WaitingQueue(control.scheduling_policy)
+        self.unforked: dict[Request, None] = {}  # by arrival
         self.running: list[Request] = []
         self.events = Events()
+        self.wait: Wait | None = None  # why the next request was not admitted in the last plan
+        self.forked: list[Request] = []  # got their first token in the last commit, without a row of their own
+        self.found_beams: dict[str, tuple[BeamOutput, ...]] = {}  # of searches that ended in the last commit
+        self.expired: list[tuple[str, FinishReason]] = []  # ended outside a step and not at their sender's wish
         self._plan: StepPlan | None = None
-        self._aborting: dict[str, FinishReason] = {}
+        self._aborting: dict[Request, FinishReason] = {}
+        self._deadlines: list[tuple[float, int, str]] = []  # a heap
 
-    def add(self, request: Request) -> None:
-        """Queue a request; raises RequestTooLarge when it could never run."""
-        if request.id in self.requests:
-            raise ValueError(f"request id {request.id!r} is in use")
+    def add(self, request: Request, children: Sequence[Request] = ()) -> None:
+        """Queue a request, and others to be forked off it once its prompt is computed.
+
+        Raises RequestTooLarge when it could never run, ValueError for an id in use.
+        """
+        family = (request, *children)
+        for one in family:
+            if one.id in self.requests:
+                raise ValueError(f"request id {one.id!r} is in use")
+        self._check_size(request, len(family))
+        request.children = list(children)
+        for child in children:
+            child.parent = request
+            self.unforked[child] = None
+        for one in family:
+            self.requests[one.id] = one
+            parent = None if one is request else request.id
+            priority, most = one.scheduling.priority, one.sampling.max_tokens
+            self.events.arrived.append(Arrived(one.id, one.prompt_length, most, one.arrived, parent, priority))
+            if one.deadline is not None:
+                heapq.heappush(self._deadlines, (one.deadline, one.sequence, one.id))
+        self.waiting.add(request)
+
+    def _check_size(self, request: Request, family: int) -> None:
         if request.num_tokens >= self.max_model_len:
             raise RequestTooLarge(
                 f"the prompt has {request.num_tokens} tokens, and this engine's context holds "
                 f"{self.max_model_len}, of which at least one must be left for the answer"
             )
-        most = min(request.num_tokens + request.sampling.max_tokens, self.max_model_len)
-        needed, pool = blocks_for(most, self.kv.block_size), self.kv.pool.num_blocks
+        needed, pool = blocks_for(request.token_limit, self.kv.block_size), self.kv.pool.num_blocks
         if needed > pool:
             raise RequestTooLarge(f"the request may need {needed} blocks, and the whole pool has {pool}")
-        self.requests[request.id] = request
-        insort(self.waiting, request, key=_order)
-        self.events.arrived.append(
-            Arrived(request.id, request.prompt_length, request.sampling.max_tokens, request.arrived)
-        )
+        if request.beams is not None and family * needed > pool:
+            raise RequestTooLarge(
+                f"beam_width {family}: the beams may need {family * needed} blocks, and the whole pool has {pool}; "
+                f"at most {pool // needed} beams of {request.token_limit} tokens fit"
+            )
 
     def abort(self, request_id: str, reason: FinishReason) -> None:
-        """End a request early; unknown and finished ones are left alone. One in a step ends at its commit."""
+        """End a request early, and those to be forked off it; unknown and finished ones are left alone.
+
+        While a step is computed it only marks: the commit ends it.
+        """
         request = self.requests.get(request_id)
         if request is None or request.reason is not None:
             return
-        if self._plan is not None and any(row.request_id == request_id for row in self._plan.rows):
-            self._aborting.setdefault(request_id, reason)
+        if self._plan is not None:
+            self._aborting.setdefault(request, reason)
         else:
             self._end_early(request, reason)
 
@@ -88,6 +118,9 @@ class Scheduler:
         the other way they keep their tables, for no run of theirs could be made contiguous without copying."""
         if self._plan is not None:
             raise IllegalState("control is set while a step runs")
+        if control.scheduling_policy != self.control.scheduling_policy:
+            self.waiting.reorder(control.scheduling_policy)
+            self.running.sort(key=_running_key(control))
         self.control = control
         if control.allocation == "paged":
             for request in self.running:
@@ -95,25 +128,30 @@ class Scheduler:
                     self.kv.unreserve(request, control.prefix_cache)
                     self.events.unreserved.append(request.id)
 
-    def plan(self) -> StepPlan:
+    def plan(self, now: float) -> StepPlan:
         """Decide the next step; admission, growth and preemption have happened when it returns."""
         if self._plan is not None:
             raise IllegalState("a step is planned before the last one was committed")
+        self._expire(now)
         if self.control.batching == "continuous" or not any(r.reason is None for r in self.running):
             self._release_held()
-        step = _Step(self)
+        self.wait = None
+        step = StepPlanner(self, now)
         step.plan_running()
-        if not step.out_of_blocks:  # a newcomer would take those it waits for
-            if self.control.batching == "continuous":
-                step.admit_continuously()
-            elif not self.running:
-                self._form_batch()
-                step.plan_running()
+        if step.out_of_blocks:  # a newcomer would take those it waits for
+            step.note_blocks()
+        elif self.control.batching == "continuous":
+            step.admit_continuously()
+        elif not self.running:
+            step.form_batch()
+            step.plan_running()
+        else:
+            step.note_wait("batch")
         step.top_up()
         if self.waiting and not self.running:
             raise IllegalState("requests wait, nothing runs, and none was admitted")
-        plan = StepPlan(step.rows())
-        if plan.rows:
+        plan = StepPlan(step.finished_rows(), *self.kv.take_moves())
+        if plan.rows or plan.num_moves:
             self._plan = plan
         return plan
 
@@ -122,81 +160,271 @@ class Scheduler:
         if plan is not self._plan:
             raise IllegalState("a step is committed that was not planned last")
         self._plan = None
+        self.kv.settle()
+        self.forked, self.found_beams = [], {}
         ended: dict[str, FinishReason] = {}
+        groups: dict[BeamGroup, None] = {}
+        sampled, aborting, publish, commit = result.sampled, self._aborting, self.control.prefix_cache, self.kv.commit
         for row in plan.rows:
             if row.kind == "held":
                 continue
-            request = self.requests[row.request_id]
-            self.kv.commit(request, row.count, self.control.prefix_cache)
+            request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
+            commit(request, row.count, publish)
+            if request.beams is not None:
+                if row.samples:
+                    groups[request.beams] = None
+                continue
+            early = aborting.pop(request, None) if aborting else None
             reason: FinishReason | None = None
-            early = self._aborting.pop(request.id, None)
-            if row.request_id in result.failed:
-                early = early or "error"
-            elif row.samples:
-                token = result.sampled[row.request_id].token_id
-                reason = request.append(token, self.eos_token_ids, self.max_model_len)
-                if request.first_token is None:
-                    request.first_token = now
+            if row.samples:
+                token = sampled.get(request.id)
+                if token is None:
+                    early = early or "error"
+                else:
+                    reason = request.append(token.token_id)
+                    if request.first_token is None:
+                        request.first_token = now
+                if request.children and early not in ("abort", "deadline"):
+                    self._fork(request, result, now, ended)
             if early is not None:
                 self._end_early(request, early)
                 ended[request.id] = early
             elif reason is not None:
                 self._finish(request, reason)
                 ended[request.id] = reason
+        for group in groups:
+            self._advance(group, result, now, ended)
+        while self._aborting:  # those the step did not compute
+            request, reason = self._aborting.popitem()
+            if self.requests.get(request.id) is request and request.reason is None:
+                self._end_early(request, reason)
         return ended
 
-    def preempt(self, request: Request) -> None:
-        """Take a running request's blocks; its tokens stay, and it computes them again when it resumes."""
-        lost = request.num_computed
-        self.running.remove(request)
-        self.kv.free(request)
-        request.preemptions += 1
-        insort(self.waiting, request, key=_order)
-        self.events.preempted.append(Preempted(request.id, lost))
+    # Running and waiting
 
-    def admit(self, request: Request, prefix: list[int], owed: int = 0) -> bool:
-        """Move a waiting request into the batch if its memory can be had; True if so.
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks, and those of all beams with it; its tokens stay. Their KV is moved to
+        host memory, or computed again when it resumes."""
+        members = [request] if request.beams is None else request.beams.members
+        tokens = sum(member.num_computed for member in members)
+        host_blocks = self.kv.host_blocks_taken(members)
+        recompute = self.rates.recompute_seconds(tokens)
+        swap = self.rates.swap_seconds(host_blocks) if self.kv.host.num_blocks else None
+        by = self._preempted_by(host_blocks, recompute, swap)
+        for member in members:
+            lost, moved = member.num_computed, 0
+            self.running.remove(member)
+            if by == "swap":
+                moved, lost = self.kv.swap_out(member), 0
+            else:
+                self.kv.free(member)
+            member.cached = 0
+            member.preemptions += 1
+            self.waiting.add(member)
+            self.events.preempted.append(Preempted(member.id, lost, by, moved, recompute, swap))
+
+    def _preempted_by(self, host_blocks: int, recompute: float | None, swap: float | None) -> PreemptedBy:
+        """By cost where that is left open; swapping is tried once to be measured."""
+        if host_blocks > self.kv.host.num_free or self.control.preempt == "recompute" or not host_blocks:
+            return "recompute"
+        if self.control.preempt == "swap" or recompute is None or swap is None:
+            return "swap"
+        return "swap" if swap < recompute else "recompute"
+
+    def reads_cache(self, request: Request) -> bool:
+        """Whether it may start on cached blocks; one that wants its prompt scored must compute all of it."""
+        return (
+            self.control.prefix_cache
+            and request.scheduling.prefix_cache
+            and request.sampling.prompt_logprobs is None
+            and not self.is_reserving(request)
+        )
+
+    def is_reserving(self, request: Request) -> bool:
+        """Whether it will be given a reservation. Beams never are: they live by sharing."""
+        return self.control.allocation == "reserved" and request.beams is None
+
+    def cached_prefix(self, request: Request) -> Prefix:
+        return self.kv.cached_prefix(request) if self.reads_cache(request) else NOTHING
+
+    def rows_taken(self) -> int:
+        """Rows of the batch that are or will be taken by what runs."""
+        return len(self.running) + sum(len(request.children) for request in self.running if request.children)
+
+    def members(self, request: Request) -> list[Request]:
+        """The requests that are admitted together."""
+        return [request] if request.beams is None else request.beams.members
+
+    def admit(self, request: Request, prefix: Prefix, owed: int = 0) -> Wait | None:
+        """Move a waiting request into the batch, with all beams of its search; or say why it must wait.
 
         `owed` blocks are left alone: prefills that have begun still need them.
         """
-        reserved = self.control.allocation == "reserved"
-        if reserved:
-            if not self.kv.admit_reserved(request):
-                return False
-        else:
-            # One block to spare for each that runs, or the newcomer would be preempted within a few steps.
-            if not self.kv.can_admit(prefix, request.num_tokens, len(self.running) + owed):
-                return False
-            self.kv.admit_paged(request, prefix)
+        kv, pool = self.kv, self.kv.pool
+        if self.is_reserving(request):
+            moved = kv.num_swapping_in
+            if not kv.admit_reserved(request, self.control.reserved_fit):
+                return Wait(request.id, "hole", kv.reservation_blocks, pool.num_available, pool.longest_hole())
+            self._part(request)
+            self._join(request, prefix, kv.num_swapping_in - moved)
+            return None
+        members = self.members(request)
+        prefixes = [prefix, *map(self.cached_prefix, (member for member in members if member is not request))]
+        order = [request, *(member for member in members if member is not request)]
+        # One block to spare for each that runs, or the newcomer would be preempted within a few steps.
+        spare = len(self.running) + owed
+        needed = self._blocks_taken(order, prefixes)
+        if needed + spare > pool.num_available:  # the blocks to copy from might be those that are wanting
+            prefixes = [found._replace(partial=0, source=-1) for found in prefixes]
+            needed = self._blocks_taken(order, prefixes)
+        if needed + spare > pool.num_available:
+            return Wait(request.id, "blocks", needed + spare, pool.num_available)
+        for member, found in zip(order, prefixes, strict=True):
+            moved = kv.num_swapping_in
+            kv.admit_paged(member, found)
+            self._join(member, found, kv.num_swapping_in - moved)
+        return None
+
+    def _blocks_taken(self, requests: Sequence[Request], prefixes: Sequence[Prefix]) -> int:
+        return sum(
+            self.kv.blocks_taken(request, prefix, request.num_tokens)
+            for request, prefix in zip(requests, prefixes, strict=True)
+        )
+
+    def _join(self, request: Request, prefix: Prefix, swapped_blocks: int) -> None:
         if request.preemptions == 0:
             request.found = request.cached
         self.waiting.remove(request)
-        insort(self.running, request, key=_order)
-        looked_up = request.num_tokens if self.control.prefix_cache and not reserved else 0
+        self._run(request)
+        looked_up = request.num_tokens if self.reads_cache(request) else 0
+        first = request.preemptions == 0
+        copied = request.cached - len(prefix.blocks) * self.kv.block_size if request.cached else 0
         self.events.joined.append(
             Joined(
                 request.id,
                 request.cached,
                 looked_up,
-                self.control.allocation,
-                resumed=request.preemptions > 0,
+                request.allocation or "paged",
+                resumed=not first,
+                decoded_tokens=min(prefix.decoded_tokens, request.cached),
+                copied_tokens=copied,
+                evicted_tokens=prefix.evicted_tokens,
+                swapped_tokens=request.num_computed - request.cached,
+                swapped_blocks=swapped_blocks,
             )
         )
-        return True
 
-    def cached_prefix(self, request: Request) -> list[int]:
-        if self.control.prefix_cache and self.control.allocation == "paged":
-            return self.kv.cached_prefix(request)
-        return []
+    def _run(self, request: Request) -> None:
+        insort(self.running, request, key=_running_key(self.control))
 
-    def _form_batch(self) -> None:
-        """Static: the oldest requests that fit together, their prompts' blocks taken at once."""
-        while self.waiting and len(self.running) < self.control.max_num_seqs:
-            request = self.waiting[0]
-            if not self.admit(request, self.cached_prefix(request)):
-                return
-            if not self.kv.grow(request, request.num_tokens):
-                raise IllegalState(f"request {request.id} was admitted and does not fit")
+    def _part(self, request: Request) -> None:
+        """Let those to be forked off a request run on their own: what is reserved is not shared."""
+        for child in request.children:
+            child.parent = None
+            del self.unforked[child]
+            self.waiting.add(child)
+        request.children = []
+
+    # Forks and beams
+
+    def _fork(self, request: Request, result: StepResult, now: float, ended: dict[str, FinishReason]) -> None:
+        """Start the children of a request whose prompt is computed, each with a first token of its own."""
+        children, request.children = request.children, []
+        for child in children:
+            child.parent = None
+            del self.unforked[child]
+            early = self._aborting.pop(child, None)
+            token = result.sampled.get(child.id)
+            reason: FinishReason | None = None
+            if token is None:
+                early = early or "error"
+            else:
+                reason = child.append(token.token_id)
+                child.first_token = now
+                child.found = request.found
+                self.forked.append(child)
+            reason = early or reason
+            if reason is None:
+                self._join_forked(request, child)
+            else:
+                self._end(child, reason)
+                ended[child.id] = reason
+
+    def _join_forked(self, parent: Request, child: Request) -> None:
+        self.kv.fork(parent, child)
+        self._run(child)
+        self.events.joined.append(
+            Joined(child.id, 0, 0, "paged", resumed=False, parent=parent.id, shared_tokens=child.num_computed)
+        )
+
+    def _advance(self, group: BeamGroup, result: StepResult, now: float, ended: dict[str, FinishReason]) -> None:
+        """Take the candidates of all beams of a search; go on with the best, or end it."""
+        family = (*group.members, *group.leader.children)
+        marks = [self._aborting.pop(member) for member in family if member in self._aborting]
+        early: FinishReason | None = marks[0] if marks else None
+        if any(member.id not in result.sampled for member in group.members):
+            early = early or "error"
+        if early is not None:
+            self._end_early(group.leader, early)
+            ended[group.leader.id] = early
+            return
+        for member in group.members:
+            if member.first_token is None:
+                member.first_token = now
+        outputs = [member.tokens[member.prompt_length :] for member in group.members]
+        going = group.search.advance([result.sampled[member.id].top for member in group.members], outputs)
+        if group.search.done:
+            reason = group.search.finished[0].finished
+            self.found_beams[group.leader.id] = tuple(group.search.finished)
+            ended[group.leader.id] = reason
+            for member in family:
+                if member in self.unforked:
+                    self._end(member, reason)
+                else:
+                    self._finish(member, reason)
+        else:
+            self._continue(group, going, now)
+
+    def _continue(self, group: BeamGroup, going: Sequence[Continuation], now: float) -> None:
+        """Give each beam that goes on a member: its parent's own for the first, for others one whose beam ended."""
+        parents = group.members
+        kept = {beam.parent for beam in going}
+        idle = [member for place, member in enumerate(parents) if place not in kept]
+        for member in idle:
+            self.kv.free(member)
+        children, group.leader.children = group.leader.children, []
+        idle.extend(children)
+        members: list[Request] = []
+        for beam in going:
+            parent = parents[beam.parent]
+            if parent not in members:
+                members.append(parent)
+                continue
+            member = idle.pop(0)
+            member.tokens = list(parent.tokens)
+            if member in self.unforked:
+                member.parent, member.first_token, member.found = None, now, group.leader.found
+                del self.unforked[member]
+                self._join_forked(parent, member)
+                self.forked.append(member)
+            else:
+                self.kv.fork(parent, member)
+            members.append(member)
+        if idle:
+            raise IllegalState(f"beam search {group.leader.id} goes on with {len(going)} beams")
+        for member, beam in zip(members, going, strict=True):
+            member.tokens.append(beam.token)
+        group.members = members
+
+    # Endings
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, sequence, request_id = heapq.heappop(self._deadlines)
+            request = self.requests.get(request_id)
+            if request is not None and request.sequence == sequence and request.reason is None:
+                self.expired.append((request_id, "deadline"))
+                self._end_early(request, "deadline")
 
     def _release_held(self) -> None:
         for request in [r for r in self.running if r.reason is not None]:
@@ -210,11 +438,20 @@ class Scheduler:
                 self.events.released.append(request.id)
 
     def _end_early(self, request: Request, reason: FinishReason) -> None:
-        """End a request before its own end. One that a stop string ended has finished like any other."""
-        if reason == "stop" and request.num_computed:
+        """End a request before its own end, with those to be forked off it and the other beams of its search.
+        One that a stop string ended has finished like any other."""
+        if reason == "stop" and request.num_computed and not request.children:
             self._finish(request, reason)
-        else:
-            self._end(request, reason)
+            return
+        family: Iterable[Request] = (request, *request.children)
+        if request.beams is not None:
+            family = (*request.beams.members, *request.beams.leader.children)
+        for member in family:
+            if member is not request and (member.beams is None or member is member.beams.leader):
+                self.expired.append((member.id, reason))
+            if member.parent is not None:
+                member.parent.children = [child for child in member.parent.children if child is not member]
+            self._end(member, reason)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """In a static batch a finished member keeps its row and its memory until the batch ends."""
@@ -230,158 +467,16 @@ class Scheduler:
         self.events.left.append(Left(request.id, reason))
 
     def _remove(self, request: Request) -> None:
-        (self.waiting if request.allocation is None else self.running).remove(request)
+        if request.allocation is not None:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self.unforked.pop(request, None)
         self.kv.free(request)
         del self.requests[request.id]
 
 
-class _Step:
-    """The step that is being planned: tokens per request, and what is left of the budget."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.control = scheduler.control
-        self.budget = self.control.max_num_batched_tokens
-        self.counts: dict[Request, int] = {}
-        self.out_of_blocks = False  # a running request found none for its next tokens
-
-    def plan_running(self) -> None:
-        """Decodes first, so that no prefill holds them up; then the prefills that have begun."""
-        running = self.scheduler.running
-        for kind in ("decode", "prefill"):
-            for request in list(running):
-                if self.budget <= 0:
-                    return
-                # A request may have been preempted by one before it.
-                if request.allocation is None or request in self.counts or request.kind != kind:
-                    continue
-                if not self._schedule(request):
-                    self.out_of_blocks = True
-                    self._make_room(request)
-
-    def admit_continuously(self) -> None:
-        """Let waiting requests join while tokens, rows and memory last; those that do not fit may be passed."""
-        scheduler = self.scheduler
-        if not scheduler.waiting:
-            return
-        blocked: list[Request] = []
-        computing = self._prefixes_being_computed()
-        owed = sum(map(scheduler.kv.owed, scheduler.running))
-        for request in scheduler.waiting[: LOOK_AHEAD + self.control.max_num_seqs]:
-            if self.budget <= 0 or len(scheduler.running) >= self.control.max_num_seqs:
-                return
-            if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
-                return
-            prefix = scheduler.cached_prefix(request)
-            if self._next_hash(request, len(prefix)) in computing:
-                continue  # in a few steps this prefix is a hit: waiting costs less than computing it again
-            if not self._prompt_fits_budget(request.num_tokens - len(prefix) * scheduler.kv.block_size):
-                return
-            if not scheduler.admit(request, prefix, owed):
-                if self.control.allocation == "reserved":
-                    return  # all reservations are of one size: no other fits either
-                blocked.append(request)
-                continue
-            for other in blocked:
-                other.skipped += 1
-            if not self._schedule(request):
-                raise IllegalState(f"request {request.id} was admitted and does not fit")
-            computing |= self._hashes_ahead(request)
-            owed += scheduler.kv.owed(request)
-
-    def top_up(self) -> None:
-        """Give what the budget has left to the prefills that were cut short for others' sake."""
-        if not self.control.chunked_prefill:
-            return
-        for request, count in self.counts.items():
-            if self.budget > 0 and request.kind == "prefill" and count < request.num_uncomputed:
-                more = self._chunk(request, count, min(request.num_uncomputed - count, self.budget))
-                if more and self.scheduler.kv.grow(request, request.num_computed + count + more):
-                    self.counts[request] += more
-                    self.budget -= more
-
-    def rows(self) -> tuple[PlannedRow, ...]:
-        """The step's rows; held ones are padding beside those that work, and cost no budget."""
-        rows = [self._row(request, count) for request, count in self.counts.items()]
-        if rows:
-            rows += [self._row(r, 1) for r in self.scheduler.running if r.reason is not None]
-        return tuple(rows)
-
-    def _row(self, request: Request, count: int) -> PlannedRow:
-        kind = request.kind
-        start = request.num_computed - (1 if kind == "held" else 0)
-        samples = kind != "held" and start + count == request.num_tokens
-        return PlannedRow(request, kind, start, count, samples)
-
-    def _schedule(self, request: Request) -> bool:
-        """Plan a request's next tokens; False if there are no blocks for them."""
-        count = self._count(request)
-        if count and not self.scheduler.kv.grow(request, request.num_computed + count):
-            return False
-        if count:
-            self._take(request, count)
-        return True
-
-    def _count(self, request: Request) -> int:
-        remaining = request.num_uncomputed
-        if not self.control.chunked_prefill:
-            return remaining if self._prompt_fits_budget(remaining) else 0
-        count = min(remaining, self.budget)
-        if request.kind == "prefill":
-            # No prefill takes more than half of a step that others could use; `top_up` returns the rest.
-            half = max(1, self.control.max_num_batched_tokens // 2)
-            count = self._chunk(request, 0, min(count, half))
-        return count
-
-    def _chunk(self, request: Request, planned: int, count: int) -> int:
-        """Cut a chunk that is not a prompt's last at a block's end, so that no block waits half filled."""
-        end = request.num_computed + planned + count
-        if end < request.num_tokens:
-            return count - end % self.scheduler.kv.block_size if count > end % self.scheduler.kv.block_size else count
-        return count
-
-    def _prompt_fits_budget(self, tokens: int) -> bool:
-        """Unchunked prompts run whole; one that passes the budget runs as its step's only prefill."""
-        if self.control.chunked_prefill or tokens <= self.budget:
-            return True
-        return not any(request.kind == "prefill" for request in self.counts)
-
-    def _make_room(self, request: Request) -> None:
-        """Preempt the latest arrivals that are not in this step until `request` fits, or itself."""
-        scheduler = self.scheduler
-        while not self._schedule(request):
-            victim = next(self._victims(request), None)
-            if victim is None and request.kind == "prefill" and self.counts:
-                return  # those in this step will end and make room
-            scheduler.preempt(victim or request)
-            if victim is None:
-                return
-
-    def _victims(self, request: Request) -> Iterator[Request]:
-        for other in reversed(self.scheduler.running):
-            if other.sequence <= request.sequence:
-                return
-            if other.reason is None and other not in self.counts and other.table:
-                yield other
-
-    def _take(self, request: Request, count: int) -> None:
-        self.counts[request] = count
-        self.budget -= count
-
-    def _prefixes_being_computed(self) -> set[bytes]:
-        hashes: set[bytes] = set()
-        if self.control.prefix_cache and self.control.allocation == "paged":
-            for request in self.scheduler.running:
-                if request.kind == "prefill":
-                    hashes |= self._hashes_ahead(request)
-        return hashes
-
-    def _hashes_ahead(self, request: Request) -> set[bytes]:
-        if request.allocation != "paged" or not self.control.prefix_cache:
-            return set()
-        return set(request.block_hashes[request.num_computed // self.scheduler.kv.block_size :])
-
-    def _next_hash(self, request: Request, blocks: int) -> bytes | None:
-        """The hash of the first full block that a hit could have had and did not."""
-        most = (request.num_tokens - 1) // self.scheduler.kv.block_size
-        return request.block_hashes[blocks] if blocks < min(most, len(request.block_hashes)) else None
+def _running_key(control: Control) -> Callable[[Request], Key]:
+    """Shortest first is for those that wait; who runs keeps the order of arrival."""
+    return priority_key if control.scheduling_policy == "priority" else arrival_key

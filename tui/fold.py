@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.protocol import ENDINGS, Block, Counters, Record, RequestState, Snapshot
+from engine.protocol import ENDINGS, Block, Counters, Record, RequestState, Row, Snapshot
 
 
 class MissingRecords(ValueError):
@@ -31,6 +31,7 @@ class EngineFold:
         self.sharing = snapshot.sharing
         self.queue = snapshot.queue
         self.counters = snapshot.counters
+        self.host_blocks = snapshot.host_blocks
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> EngineFold:
@@ -42,6 +43,9 @@ class EngineFold:
             raise MissingRecords(f"record {record.seq} does not follow {self.seq}")
         self.seq, self.time, self.control = record.seq, record.time, record.control
         self._apply_requests(record)
+        self._fill(record.rows)
+        for left in record.left:
+            del self.requests[left.request]
         for block in record.blocks:
             if block.state == "free":
                 self.blocks.pop(block.block, None)
@@ -49,6 +53,7 @@ class EngineFold:
                 self.blocks[block.block] = block
         self.pool, self.waste, self.sharing = record.pool, record.waste, record.sharing
         self.queue = record.queue
+        self.host_blocks = record.host_blocks
         self.counters = _counted(self.counters, record)
 
     def to_snapshot(self) -> Snapshot:
@@ -67,6 +72,7 @@ class EngineFold:
             sharing=self.sharing,
             queue=self.queue,
             counters=self.counters,
+            host_blocks=self.host_blocks,
         )
 
     def _apply_requests(self, record: Record) -> None:
@@ -91,6 +97,8 @@ class EngineFold:
                 allocation=None,
                 reason=None,
                 table=(),
+                parent=new.parent,
+                priority=new.priority,
             )
         for lost in record.preempted:
             state = requests[lost.request]
@@ -102,15 +110,21 @@ class EngineFold:
                 preemptions=state.preemptions + 1,
                 allocation=None,
                 table=(),
+                swapped_tokens=state.computed_tokens if lost.by == "swap" else 0,
             )
         for joined in record.joined:
             self._change(
                 joined.request,
                 status="running",
-                computed_tokens=joined.cached_tokens,
+                computed_tokens=joined.cached_tokens + joined.shared_tokens + joined.swapped_tokens,
                 cached_tokens=joined.cached_tokens,
                 allocation=joined.allocation,
+                parent=None,
+                swapped_tokens=0,
             )
+            if joined.allocation == "reserved":  # what is reserved is not shared: its children run on their own
+                for state in [state for state in requests.values() if state.parent == joined.request]:
+                    self._change(state.request, parent=None)
         for change in record.tables:
             table = requests[change.request].table
             self._change(change.request, table=table[: change.start] + change.blocks)
@@ -127,8 +141,18 @@ class EngineFold:
             )
         for held in record.held:
             self._change(held.request, status="held", reason=held.reason)
-        for left in record.left:
-            del requests[left.request]
+
+    def _fill(self, rows: tuple[Row, ...]) -> None:
+        """A record leaves out the blocks that were being filled and still are: their rows tell how far."""
+        size = self.engine.block_size
+        for row in rows:
+            index, filled = divmod(row.context, size)
+            table = self.requests[row.request].table
+            # One that ended with this step may lack its newest blocks here; `record.blocks` has them.
+            if filled and row.tokens and row.kind != "held" and index < len(table):
+                block = self.blocks.get(table[index])
+                if block is not None:
+                    self.blocks[block.block] = msgspec.structs.replace(block, filled=filled)
 
     def _change(self, request: str, **changes: object) -> None:
         self.requests[request] = msgspec.structs.replace(self.requests[request], **changes)
@@ -137,10 +161,18 @@ class EngineFold:
 def _counted(counters: Counters, record: Record) -> Counters:
     counts: dict[str, int] = msgspec.structs.asdict(counters)
     counts["steps"] += bool(record.rows)
-    counts["preemptions"] += len(record.preempted)
+    counts["copied_blocks"] += len(record.copies)
     for row in record.rows:
-        counts[f"{row.kind}_tokens"] += row.tokens
+        if row.kind != "fork":
+            counts[f"{row.kind}_tokens"] += row.tokens
         counts["sampled_tokens"] += row.sampled
+    for lost in record.preempted:
+        counts["preemptions"] += 1
+        counts["swapped_out_blocks"] += lost.swapped_blocks
+        counts["recomputed_tokens"] += lost.lost_tokens
+    for joined in record.joined:
+        counts["forks"] += joined.parent is not None
+        counts["swapped_in_blocks"] += joined.swapped_blocks
     for ended in (*record.held, *record.left):
         counts[ENDINGS[ended.reason]] += 1
     return Counters(**counts)

@@ -1,18 +1,21 @@
-"""The parts of an answer that chat and text completions share: usage, and running a generation either way."""
+"""The parts of an answer that chat and text completions share: starting, streaming, usage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from engine.server.bodies import SamplingFields
+from engine.core_client import CoreClient
+from engine.server.beams import BeamSearch
+from engine.server.bodies import ChatBody, CompletionBody, SamplingFields
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
-from engine.server.generation import Choice, Generation, Piece, SampledToken
+from engine.server.generation import Answer, Choice, Generation, Piece, TextOptions, Wanted
+from engine.server.service import Loaded
 
 Json = dict[str, Any]
 
@@ -26,35 +29,49 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Jso
     }
 
 
-def total_usage(generation: Generation) -> Json:
-    return usage(generation.prompt_tokens, generation.completion_tokens, generation.cached_tokens)
+def total_usage(generation: Generation | BeamSearch) -> Json:
+    """Each prompt counts once, whatever answers it; of answers all tokens that were generated, shown or not."""
+    prompts = generation.prompts
+    return usage(
+        sum(len(prompt.token_ids) for prompt in prompts),
+        generation.completion_tokens,
+        sum(prompt.cached_tokens for prompt in prompts),
+    )
 
 
 def json_response(body: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
-class Answer(NamedTuple):
-    """One choice, whole."""
+def start(
+    client: CoreClient,
+    loaded: Loaded,
+    body: ChatBody | CompletionBody,
+    request: str,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+) -> Generation | BeamSearch:
+    """What answers a body. Raises ApiError on what only this model and this engine rule out."""
+    assert client.in_force is not None, "a ready engine has a control"
+    rows = client.in_force.control.max_num_seqs  # siblings are forked in one step, and beams go on together
+    if body.candidates > rows:
+        name = body.candidates_field
+        raise ApiError(f"{name}: must be from 1 to {rows} (max_num_seqs), got {body.candidates}", param=name)
+    options = TextOptions(
+        body.stops, bool(body.include_stop_str_in_output), body.skip_special_tokens is not False, body.prompt_only
+    )
+    sampling = body.sampling(max_tokens, loaded.vocab_size)
+    wanted = Wanted(sampling, body.scheduling, options, body.n or 1, body.candidates)
+    kind = Generation if sampling.beam is None else BeamSearch
+    return kind(client, loaded.tokenizer, request, prompts, wanted)
 
-    choice: Choice
-    text: str
-    tokens: list[SampledToken]
 
-
-async def collect(generation: Generation) -> list[Answer]:
-    """Run to the end. Raises ApiError."""
-    texts: list[list[str]] = [[] for _ in generation.choices]
-    tokens: list[list[SampledToken]] = [[] for _ in generation.choices]
-    async with aclosing(generation.pieces()) as pieces:
-        async for piece in pieces:
-            texts[piece.choice.index].append(piece.text)
-            if piece.token is not None:
-                tokens[piece.choice.index].append(piece.token)
-    return [
-        Answer(choice, "".join(text), sampled)
-        for choice, text, sampled in zip(generation.choices, texts, tokens, strict=True)
-    ]
+def ending(answer: Answer) -> Json:
+    """The fields of a whole choice that say how it came out."""
+    fields: Json = {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
+    if answer.beam is not None:
+        fields |= {"score": answer.beam.score, "cumulative_logprob": answer.beam.logprob}
+    return fields
 
 
 async def stream(
@@ -90,4 +107,4 @@ async def stream(
 
 
 def _usage_so_far(choice: Choice) -> Json:
-    return usage(len(choice.prompt), choice.completion_tokens, choice.cached_tokens)
+    return usage(len(choice.prompt.token_ids), choice.completion_tokens, choice.prompt.cached_tokens)

@@ -40,6 +40,8 @@ def make_app(service: Service) -> web.Application:
             web.get("/engine/steps", engine.steps),
             web.get("/engine/control", engine.control),
             web.patch("/engine/control", engine.change_control),
+            web.post("/engine/cache/clear", engine.clear_cache),
+            web.delete("/engine/requests/{id}", engine.cancel),
         ]
     )
     return app

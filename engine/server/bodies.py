@@ -5,14 +5,12 @@ Unknown fields are ignored, as vLLM does; fields that would change the answer an
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from engine.protocol import Allocation, Batching
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from engine.server.errors import ApiError, not_supported
 
 MAX_TOP_LOGPROBS = 20
@@ -21,6 +19,9 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_PROMPTS = 4096
 MAX_CHOICES = 4096  # of one request: n for each prompt
+MAX_BEAMS = 32
+MAX_SALT_LENGTH = 1024
+MAX_TIMEOUT = 86400.0  # seconds
 _WORD_64 = 2**63
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -29,6 +30,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Meta(ge=0, lt=2**31)]
 Seed = Annotated[int, Meta(ge=-_WORD_64, le=_WORD_64 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_N)]
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -61,7 +63,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    n: ChoiceCount | None = None
+    best_of: ChoiceCount | None = None
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -81,10 +84,16 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
-    # Not supported: anything but null (or what changes nothing) is refused.
-    best_of: int | None = None
     use_beam_search: bool | None = None
-    prompt_logprobs: int | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # further out, its powers overflow
+    early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    priority: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
+    prefix_cache: bool | None = None
+    # Not supported: anything but null (or what changes nothing) is refused.
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -93,7 +102,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: Any = None
     bad_words: Any = None
     truncate_prompt_tokens: int | None = None
-    cache_salt: str | None = None
 
     def check(self) -> None:
         """Rules between fields, and fields that are not supported. Raises ApiError."""
@@ -103,8 +111,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             raise not_supported(
                 "response_format", f"type {self.response_format.type!r} is not supported; only 'text' is"
             )
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise not_supported("best_of", f"only best_of equal to n ({self.n or 1}) is supported, got {self.best_of}")
         for name in _REFUSED:
             if getattr(self, name) not in (None, False, [], {}, ""):
                 raise not_supported(name, "not supported by this server")
@@ -114,12 +120,86 @@ class SamplingFields(msgspec.Struct, kw_only=True):
                 raise ApiError(f"{name}: must have 1 to {MAX_STOP_LENGTH} characters, got {len(stop)}", param="stop")
         if len(self.stops) > MAX_STOPS:
             raise ApiError(f"stop: at most {MAX_STOPS} strings, got {len(self.stops)}", param="stop")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs: only allowed when stream is false", param="prompt_logprobs")
+        if self.use_beam_search:
+            self._check_beams()
+        else:
+            self._check_choices()
+
+    def _check_choices(self) -> None:
+        n, best_of = self.n or 1, self.best_of
+        if best_of is not None and best_of < n:
+            raise ApiError(f"best_of: must be from n ({n}) to {MAX_N}, got {best_of}", param="best_of")
+        if best_of is not None and best_of > n and self.stream:
+            raise ApiError(
+                f"best_of: must be n ({n}) when stream is true, for the best are known at the end; got {best_of}",
+                param="best_of",
+            )
+        for name, neutral in (("beam_width", None), ("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(self, name) not in (None, neutral):
+                raise ApiError(f"{name}: only allowed when use_beam_search is true", param=name)
+
+    def _check_beams(self) -> None:
+        """A beam search keeps the most probable texts: it takes nothing that would choose otherwise."""
+        n, width = self.n or 1, self.candidates
+        if not n <= width <= MAX_BEAMS:
+            name = self.candidates_field
+            allowed = f"from n ({n}) to {MAX_BEAMS}" if name != "n" else f"from 1 to {MAX_BEAMS}"
+            raise ApiError(f"{name}: must be {allowed} with use_beam_search, got {width}", param=name)
+        if self.best_of not in (None, width):
+            raise ApiError(
+                f"best_of: must be beam_width ({width}) with use_beam_search, got {self.best_of}", param="best_of"
+            )
+        for name, plain, allowed in _PLAIN_WITH_BEAMS:
+            if getattr(self, name) not in (None, *plain):
+                raise ApiError(f"{name}: must be {allowed}, or left out, with use_beam_search", param=name)
+        for name, count in (("logprobs", self.alternatives), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                raise ApiError(f"{name}: must be left out with use_beam_search", param=name)
+
+    @property
+    def candidates(self) -> int:
+        """How many texts are made for each prompt, of which the n best are answered; the width of a beam search."""
+        return (self.beam_width if self.use_beam_search else None) or self.best_of or self.n or 1
+
+    @property
+    def candidates_field(self) -> str:
+        """The field that said so."""
+        if self.use_beam_search and self.beam_width is not None:
+            return "beam_width"
+        return "n" if self.best_of in (None, self.n) else "best_of"
+
+    @property
+    def beam(self) -> BeamParams | None:
+        if not self.use_beam_search:
+            return None
+        return BeamParams(self.candidates, _or(self.length_penalty, 1.0), self.early_stopping or False)
+
+    @property
+    def prompt_only(self) -> bool:
+        """Nothing is wanted but the prompt itself, perhaps with its log-probabilities."""
+        return False
+
+    @property
+    def scheduling(self) -> SchedulingParams:
+        return SchedulingParams(
+            priority=self.priority or 0,
+            timeout=self.timeout,
+            cache_salt=self.cache_salt,
+            prefix_cache=self.prefix_cache is not False,
+        )
 
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def sampling(self, max_tokens: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
+    @property
+    def alternatives(self) -> int | None:
+        """How many are told beside each token's log-probability; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling(self, max_tokens: int, vocab_size: int) -> SamplingParams:
         """Settings of the first choice. Raises ApiError on what only this model rules out."""
         if self.min_tokens is not None and self.min_tokens > max_tokens:
             raise ApiError(
@@ -130,7 +210,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
                 check_token_id(token_id, name, vocab_size)
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=_or(self.temperature, 1.0),
+            temperature=0.0 if self.use_beam_search else _or(self.temperature, 1.0),
             top_p=_or(self.top_p, 1.0),
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
@@ -142,13 +222,31 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
-            logprobs=logprobs,
+            # The best are found by their log-probabilities, told or not.
+            logprobs=0 if self.alternatives is None and self._ranks else self.alternatives,
+            prompt_logprobs=self.prompt_logprobs,
+            beam=self.beam,
         )
 
+    @property
+    def _ranks(self) -> bool:
+        return not self.use_beam_search and self.candidates > (self.n or 1)
 
+
+# What a beam search would have to honour and does not: the values that ask for nothing.
+_PLAIN_WITH_BEAMS: tuple[tuple[str, tuple[object, ...], str], ...] = (
+    ("stream", (False,), "false (the best are known at the end)"),
+    ("temperature", (0.0, 1.0), "0 or 1"),
+    ("top_p", (1.0,), "1"),
+    ("top_k", (0, -1), "0 or -1"),
+    ("min_p", (0.0,), "0"),
+    ("presence_penalty", (0.0,), "0"),
+    ("frequency_penalty", (0.0,), "0"),
+    ("repetition_penalty", (1.0,), "1"),
+    ("logit_bias", ({},), "empty"),
+    ("stop", ([],), "empty (stop_token_ids are taken)"),
+)
 _REFUSED = (
-    "use_beam_search",
-    "prompt_logprobs",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -157,7 +255,6 @@ _REFUSED = (
     "allowed_token_ids",
     "bad_words",
     "truncate_prompt_tokens",
-    "cache_salt",
 )
 
 
@@ -209,13 +306,31 @@ class CompletionBody(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if self.echo:
-            raise not_supported("echo", "not supported by this server")
         if self.suffix:
             raise not_supported("suffix", "not supported by this server")
-        choices = len(self.prompts()) * (self.n or 1)
+        choices = len(self.prompts()) * self.candidates
         if choices > MAX_CHOICES:
-            raise ApiError(f"n: at most {MAX_CHOICES} answers in all, n for each prompt; got {choices}", param="n")
+            name = self.candidates_field
+            raise ApiError(
+                f"{name}: at most {MAX_CHOICES} texts in all, {name} for each prompt; got {choices}", param=name
+            )
+        if self.prompt_only and self.use_beam_search:
+            raise ApiError("max_tokens: must be at least 1 with use_beam_search", param="max_tokens")
+
+    @property
+    def prompt_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    def sampling(self, max_tokens: int, vocab_size: int) -> SamplingParams:
+        sampling = super().sampling(max_tokens, vocab_size)
+        if not self.echo:
+            return sampling
+        told = [count for count in (self.prompt_logprobs, self.logprobs) if count is not None]
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=max(told, default=None))
+        if not self.prompt_only:
+            return sampling
+        # The engine computes a prompt to draw a token: one is drawn, greedily, and dropped.
+        return SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=sampling.prompt_logprobs)
 
     @property
     def alternatives(self) -> int | None:
@@ -288,50 +403,6 @@ def _chat_message(i: int, message: Message) -> dict[str, Any]:
 def check_token_id(token_id: int, param: str, vocab_size: int) -> None:
     if not 0 <= token_id < vocab_size:
         raise ApiError(f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})", param=param)
-
-
-Body = TypeVar("Body")
-
-
-def parse(data: bytes, kind: type[Body]) -> Body:
-    """A body from JSON.
-
-    Raises:
-        ApiError: 400 that names the field (as `messages[0].role`), or says that it is not JSON.
-    """
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        message, param = explain(str(error), kind)
-        raise ApiError(message, param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(f"the body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ApiError("the body is nested too deeply") from error
-
-
-_PLACE = re.compile(r"(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
-_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
-_CHOICES = {"role": get_args(Role), "batching": get_args(Batching), "allocation": get_args(Allocation)}
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`")
-
-
-def explain(message: str, kind: type[Any]) -> tuple[str, str | None]:
-    """msgspec's complaint as (`field: what`, field), with what is allowed."""
-    path = ""
-    if match := _PLACE.fullmatch(message):
-        message, path = match["what"], match["path"].removesuffix("[...]")
-    if match := _MISSING.fullmatch(message):
-        path, message = f"{path}.{match['field']}".removeprefix("."), "required, but missing"
-    elif match := _UNKNOWN.fullmatch(message):
-        allowed = ", ".join(kind.__struct_fields__)
-        path, message = f"{path}.{match['field']}".removeprefix("."), f"unknown field; allowed: {allowed}"
-    elif match := _CHOICE.fullmatch(message):
-        allowed = ", ".join(_CHOICES.get(path.rpartition(".")[2], ()))
-        message = f"must be one of {allowed}, got {match['value']}"
-    message = message[:1].lower() + message[1:].replace("`", "")
-    return (f"{path}: {message}", path) if path else (f"the body: {message}", None)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from engine.server.answers import Json, collect, json_response, stream, total_usage
-from engine.server.bodies import ChatBody, chat_messages, parse
-from engine.server.generation import Generation, Piece, SampledToken, TextOptions
+from engine.server.answers import Json, ending, json_response, start, stream, total_usage
+from engine.server.bodies import ChatBody, chat_messages
+from engine.server.generation import Answer, Generation, Piece, SampledToken
+from engine.server.logprobs import finite, prompt_logprobs
+from engine.server.parsing import parse
 from engine.server.service import Service, new_id
 from engine.tokenizer import Tokenizer
-
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class ChatRoutes:
@@ -34,43 +34,36 @@ class ChatRoutes:
         )
         param, wanted = body.wanted_tokens
         max_tokens = service.max_tokens([prompt], "messages", param, wanted, default=None)
-        generation = Generation(
-            client,
-            loaded.tokenizer,
-            new_id("chatcmpl"),
-            [prompt],
-            body.sampling(max_tokens, body.alternatives, loaded.vocab_size),
-            TextOptions(body.stops, bool(body.include_stop_str_in_output), body.skip_special_tokens is not False),
-            body.n or 1,
-        )
+        generation = start(client, loaded, body, new_id("chatcmpl"), [prompt], max_tokens)
         head = {"id": generation.id, "created": int(time.time()), "model": model}
         form = ChatForm(loaded.tokenizer, with_logprobs=body.logprobs is True)
         if body.stream:
+            assert isinstance(generation, Generation), "a beam search is not streamed"
             return await stream(
                 request, body, generation, {**head, "object": "chat.completion.chunk"}, form.chunk_choice
             )
-        choices = [
-            {
-                "index": answer.choice.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": form.logprobs(answer.tokens),
-                "finish_reason": answer.choice.finish_reason,
-                "stop_reason": answer.choice.stop_reason,
-            }
-            for answer in await collect(generation)
-        ]
-        return json_response(
-            {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
-        )
+        choices = [form.choice(answer) for answer in await generation.answers()]
+        answer = {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
+        if body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(loaded.tokenizer, generation.prompts[0], body.prompt_logprobs)
+        return json_response(answer)
 
 
 class ChatForm:
-    """Pieces as a chat's chunks. The role comes with a choice's first chunk."""
+    """Answers as a chat's choices, and pieces as its chunks. The role comes with a choice's first chunk."""
 
     def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
         self._tokenizer = tokenizer
         self.with_logprobs = with_logprobs
         self._greeted: set[int] = set()
+
+    def choice(self, answer: Answer) -> Json:
+        return {
+            "index": answer.index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self.logprobs(answer.tokens),
+            **ending(answer),
+        }
 
     def chunk_choice(self, piece: Piece) -> Json:
         delta: Json = {"content": piece.text}
@@ -105,6 +98,6 @@ class ChatForm:
     def _token(self, token_id: int, logprob: float | None) -> Json:
         return {
             "token": self._tokenizer.token_text(token_id),
-            "logprob": None if logprob is None else max(logprob, LOWEST_LOGPROB),
+            "logprob": None if logprob is None else finite(logprob),
             "bytes": list(self._tokenizer.table[token_id]),
         }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 
 from aiohttp import web
 
-from engine.server.answers import Json, collect, json_response, stream, total_usage
-from engine.server.bodies import CompletionBody, parse
-from engine.server.chat import LOWEST_LOGPROB
-from engine.server.generation import Generation, Piece, SampledToken, TextOptions
+from engine.detokenizer import Detokenizer
+from engine.server.answers import Json, ending, json_response, start, stream, total_usage
+from engine.server.bodies import CompletionBody
+from engine.server.generation import Answer, Generation, Piece, Prompt, SampledToken
+from engine.server.logprobs import finite, label, prompt_logprobs
+from engine.server.parsing import parse
 from engine.server.service import Service, new_id
 from engine.tokenizer import Tokenizer
 
@@ -27,79 +30,119 @@ class CompletionRoutes:
         body = parse(await request.read(), CompletionBody)
         model = service.check_model(body.model)
         body.check()
+        texts = body.prompts()
         prompts = [
             await service.encode_prompt(prompt, add_special_tokens=body.add_special_tokens is not False)
-            for prompt in body.prompts()
+            for prompt in texts
         ]
-        max_tokens = service.max_tokens(prompts, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS)
-        generation = Generation(
-            client,
-            loaded.tokenizer,
-            new_id("cmpl"),
-            prompts,
-            body.sampling(max_tokens, body.alternatives, loaded.vocab_size),
-            TextOptions(body.stops, bool(body.include_stop_str_in_output), body.skip_special_tokens is not False),
-            body.n or 1,
+        max_tokens = service.max_tokens(
+            prompts, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, echo=bool(body.echo)
         )
+        generation = start(client, loaded, body, new_id("cmpl"), prompts, max_tokens)
         head = {"id": generation.id, "object": "text_completion", "created": int(time.time()), "model": model}
-        form = CompletionForm(loaded.tokenizer, with_logprobs=body.logprobs is not None)
+        echo = None
+        if body.echo:
+            echo = Echo(loaded.tokenizer, dict(zip(generation.prompts, texts, strict=True)))
+        form = CompletionForm(loaded.tokenizer, body, echo)
         if body.stream:
+            assert isinstance(generation, Generation), "a beam search is not streamed"
             return await stream(request, body, generation, head, form.chunk_choice)
-        choices = [
-            {
-                "index": answer.choice.index,
-                "text": answer.text,
-                "logprobs": form.logprobs(answer.tokens),
-                "finish_reason": answer.choice.finish_reason,
-                "stop_reason": answer.choice.stop_reason,
-            }
-            for answer in await collect(generation)
-        ]
+        choices = [form.choice(answer) for answer in await generation.answers()]
         return json_response({**head, "choices": choices, "usage": total_usage(generation)})
 
 
-class CompletionForm:
-    """Pieces as a completion's chunks."""
+class Echo:
+    """Prompts as text before their answers: as they were sent, or what their token ids stand for."""
 
-    def __init__(self, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, sent: dict[Prompt, str | list[int]]) -> None:
         self._tokenizer = tokenizer
-        self.with_logprobs = with_logprobs
+        self._sent = sent
+        self.text = cache(self._text)
+        self.offsets = cache(self._offsets)
+
+    def _text(self, prompt: Prompt) -> str:
+        sent = self._sent[prompt]
+        return sent if isinstance(sent, str) else "".join(self._pieces(prompt))
+
+    def _offsets(self, prompt: Prompt) -> list[int]:
+        """Where each token begins in the text. What the tokenizer put before it (as `<s>`) begins where it does."""
+        offsets, end = [], 0
+        for piece in self._pieces(prompt):
+            offsets.append(end)
+            end += len(piece)
+        added = max(0, end - len(self.text(prompt)))
+        return [max(0, offset - added) for offset in offsets[: len(prompt.token_ids)]]
+
+    def _pieces(self, prompt: Prompt) -> list[str]:
+        """The text of each token, and what is left at the end."""
+        detokenizer = Detokenizer(self._tokenizer.table, skip_special=False, continues=False)
+        return [*map(detokenizer.push, prompt.token_ids), detokenizer.flush()]
+
+
+class CompletionForm:
+    """Answers as a completion's choices, and pieces as its chunks. An echo comes with a choice's first chunk."""
+
+    def __init__(self, tokenizer: Tokenizer, body: CompletionBody, echo: Echo | None) -> None:
+        self._tokenizer = tokenizer
+        self._body = body
+        self._echo = echo
+        self._echoed: set[int] = set()
+
+    def choice(self, answer: Answer) -> Json:
+        echoed = self._echo.text(answer.prompt) if self._echo is not None else ""
+        choice = {
+            "index": answer.index,
+            "text": echoed + answer.text,
+            "logprobs": self._logprobs(answer.prompt, answer.tokens, echoes=self._echo is not None),
+            **ending(answer),
+        }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, answer.prompt, self._body.prompt_logprobs)
+        return choice
 
     def chunk_choice(self, piece: Piece) -> Json:
+        index, prompt = piece.choice.index, piece.choice.prompt
+        text = piece.text
+        echoes = self._echo is not None and index not in self._echoed
+        if self._echo is not None and echoes:
+            self._echoed.add(index)
+            text = self._echo.text(prompt) + text
         choice = {
-            "index": piece.choice.index,
-            "text": piece.text,
-            "logprobs": self.logprobs([] if piece.token is None else [piece.token]),
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(prompt, [] if piece.token is None else [piece.token], echoes=echoes),
             "finish_reason": piece.finish_reason,
         }
         if piece.finish_reason is not None:
             choice["stop_reason"] = piece.choice.stop_reason
         return choice
 
-    def logprobs(self, tokens: Sequence[SampledToken]) -> Json | None:
-        if not self.with_logprobs:
+    def _logprobs(self, prompt: Prompt, tokens: Sequence[SampledToken], *, echoes: bool) -> Json | None:
+        """Of these tokens, and of the prompt's before them where it `echoes`: nothing comes before its first."""
+        count = self._body.logprobs
+        if count is None:
             return None
+        before = 0 if self._echo is None else len(self._echo.text(prompt))
+        rows: list[tuple[int, int, float | None, Sequence[tuple[int, float]]]] = []
+        if self._echo is not None and echoes:
+            offsets = self._echo.offsets(prompt)
+            rows.append((offsets[0], prompt.token_ids[0], None, ()))
+            rows += [
+                (offset, token_id, score.logprob, score.top[:count])
+                for offset, token_id, score in zip(offsets[1:], prompt.token_ids[1:], prompt.scores, strict=False)
+            ]
+        rows += [(before + token.offset, token.token_id, token.logprob, token.top) for token in tokens]
         return {
-            "text_offset": [token.offset for token in tokens],
-            "tokens": [self._label(token.token_id) for token in tokens],
-            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "text_offset": [offset for offset, _, _, _ in rows],
+            "tokens": [self._label(token_id) for _, token_id, _, _ in rows],
+            "token_logprobs": [None if logprob is None else finite(logprob) for _, _, logprob, _ in rows],
             "top_logprobs": [
-                {
-                    self._label(token_id): _finite(logprob)
-                    for token_id, logprob in ((token.token_id, token.logprob), *token.top)
-                }
-                for token in tokens
+                None
+                if logprob is None
+                else {self._label(other): finite(value) for other, value in ((token_id, logprob), *top)}
+                for _, token_id, logprob, top in rows
             ],
         }
 
     def _label(self, token_id: int) -> str:
-        """A token as text; one that is part of a character as its bytes, or keys would fall together."""
-        data = self._tokenizer.table[token_id]
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LOWEST_LOGPROB)
+        return label(self._tokenizer, token_id)

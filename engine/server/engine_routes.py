@@ -1,4 +1,4 @@
-"""`/engine/...`: the step stream, snapshots and control."""
+"""`/engine/...`: the step stream, snapshots and control, and an operator's hand on the cache and on requests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from aiohttp import web
 from engine.core_client import CallRefusedError, ControlInForce
 from engine.protocol import Control, encode
 from engine.server.answers import json_response
-from engine.server.bodies import parse
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
+from engine.server.parsing import parse
 from engine.server.service import Service
 
+MAX_PREFILL_CHUNK = 1 << 20
+MAX_WAIT = 86400.0  # seconds
 _Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # the engine knows the limits of each
+_RANGES: dict[str, object] = {
+    "max_num_seqs": _Count,
+    "max_num_batched_tokens": _Count,
+    "max_prefill_chunk": Annotated[int, msgspec.Meta(ge=0, le=MAX_PREFILL_CHUNK)],
+    "max_wait": Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT)],
+}
 ControlChange = msgspec.defstruct(  # a Control of which any part may be missing
     "ControlChange",
     [
-        (field.name, (_Count if field.type is int else field.type) | msgspec.UnsetType, msgspec.UNSET)
+        (field.name, _RANGES.get(field.name, field.type) | msgspec.UnsetType, msgspec.UNSET)
         for field in msgspec.structs.fields(Control)
     ],
     forbid_unknown_fields=True,
@@ -81,6 +89,21 @@ class EngineRoutes:
             param = next((name for name in wanted if message.startswith(name)), None)
             raise ApiError(message, param=param) from error
         return self._answer(in_force)
+
+    async def clear_cache(self, request: web.Request) -> web.Response:
+        """Forget every cached prefix; `step` is the record that tells of it."""
+        client, _ = self._service.ready()
+        cleared = await client.clear_cache()
+        return json_response({"cleared_blocks": cleared.blocks, "step": cleared.seq})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End one live request, by the id that records have; its client gets what there is, as an abort."""
+        client, _ = self._service.ready()
+        wanted = request.match_info["id"]
+        ended = client.cancel(wanted)
+        if not ended:
+            raise ApiError(f"id: no live request {wanted[:100]!r}", status=404, param="id", code="request_not_found")
+        return json_response({"cancelled": ended})
 
     def _answer(self, in_force: ControlInForce | None) -> web.Response:
         assert in_force is not None, "a ready engine has a control"

@@ -1,29 +1,67 @@
-"""From a prompt to pieces of text: requests in the core, their tokens detokenized, stop strings found."""
+"""From prompts to pieces of text: requests in the core, their tokens detokenized, stop strings found."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import NamedTuple
-
-import msgspec
 
 from engine.core_client import CoreClient
 from engine.detokenizer import Detokenizer
-from engine.messages import Output
+from engine.messages import Add, Output
+from engine.plan import ScoredToken
 from engine.protocol import FinishReason
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.server.errors import ApiError
 from engine.stop_strings import StopStrings
 from engine.tokenizer import Tokenizer
 
 
 class TextOptions(NamedTuple):
-    """How tokens become the answer's text."""
+    """How tokens become the answer's text; `prompt_only` drops the one token that was drawn."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special: bool = True
+    prompt_only: bool = False
+
+
+class Wanted(NamedTuple):
+    """What is wanted of each prompt: `candidates` texts (a search's beams), of which the `n` best are answered."""
+
+    sampling: SamplingParams
+    scheduling: SchedulingParams
+    options: TextOptions
+    n: int
+    candidates: int
+
+
+class Prompt:
+    """One prompt, and what the core tells of it: it is computed once, by `request`, whatever answers it."""
+
+    def __init__(self, request: str, siblings: Sequence[str], token_ids: Sequence[int]) -> None:
+        self.request = request
+        self.siblings = tuple(siblings)
+        self.token_ids = tuple(token_ids)
+        self.cached_tokens = 0
+        self.scores: list[ScoredToken] = []  # of the tokens after the first, where they were asked for
+
+    def take(self, output: Output) -> None:
+        """Take the core's news of the prompt. Places come in order, but again after a preemption.
+
+        Raises:
+            ValueError: places before these never came.
+        """
+        if output.request == self.request:
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        if output.prompt_logprobs:
+            had = len(self.scores) + 1 - output.prompt_start
+            if had < 0:
+                raise ValueError(f"{output.request}: the prompt's log-probabilities have a hole of {-had} places")
+            self.scores += output.prompt_logprobs[had:]
 
 
 class SampledToken(NamedTuple):
@@ -44,30 +82,53 @@ class Piece(NamedTuple):
     finish_reason: FinishReason | None
 
 
+class BeamScore(NamedTuple):
+    """`score` is the log-probability over (output length)**length_penalty."""
+
+    score: float
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One choice, whole. `beam` where it was searched for; None if the search was ended from outside."""
+
+    index: int
+    prompt: Prompt
+    text: str
+    tokens: Sequence[SampledToken]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    beam: BeamScore | None = None
+
+
 class Choice:
     """One answer in the making; its counts are those of the tokens up to its end."""
 
     def __init__(
         self,
         index: int,
-        request: str,
-        prompt: Sequence[int],
+        prompt: Prompt,
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         options: TextOptions,
     ) -> None:
         self.index = index
-        self.request = request
         self.prompt = prompt
-        self.sampling = sampling
         self.completion_tokens = 0
-        self.cached_tokens = 0
+        self.logprob = 0.0  # of its tokens together, where log-probabilities come
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self._include_stop = options.include_stop
+        self._sampling = sampling
+        self._options = options
         self._detokenizer = Detokenizer(tokenizer.table, skip_special=options.skip_special)
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._characters = 0  # detokenized so far
+
+    @property
+    def mean_logprob(self) -> float:
+        """Per token; without tokens there is nothing worse."""
+        return self.logprob / self.completion_tokens if self.completion_tokens else -math.inf
 
     def take(self, output: Output) -> Piece:
         """Take the core's news. `finish_reason` is set once, by the core's end or a stop string, whichever is first.
@@ -75,107 +136,147 @@ class Choice:
         Raises:
             ApiError: the core refused the request (400) or failed (500).
         """
-        if output.finished == "error":
-            status = 400 if output.refused else 500
-            raise ApiError(output.error or "the engine failed on this request", status=status)
+        check_failure(output)
+        if self._options.prompt_only and output.token_id is not None:
+            self.finish_reason = "length"
+            return Piece(self, "", None, self.finish_reason)
         text = ""
         token = None
         if output.token_id is not None:
             self.completion_tokens += 1
-            self.cached_tokens = output.cached_tokens
+            self.logprob += output.logprob or 0.0
             token = SampledToken(output.token_id, output.logprob, output.top, self._characters)
-            if output.stop_token is None or self._include_stop:
+            if output.stop_token is None or self._options.include_stop:
                 text = self._detokenizer.push(output.token_id)
         if output.finished is not None:
             text += self._detokenizer.flush()
         self._characters += len(text)
-        text, matched = self._stops.push(text, armed=self.completion_tokens > self.sampling.min_tokens)
+        text, matched = self._stops.push(text, armed=self.completion_tokens > self._sampling.min_tokens)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
         elif output.finished is not None:
             text += self._stops.flush()
             self.finish_reason = output.finished
-            if output.stop_token in self.sampling.stop_token_ids:
+            if output.stop_token in self._sampling.stop_token_ids:
                 self.stop_reason = output.stop_token
         return Piece(self, text, token, self.finish_reason)
 
 
 class Generation:
-    """All choices of one HTTP request: `n` for each prompt, each a request of its own in the core."""
+    """All choices of one HTTP request: for each prompt one request in the core, and siblings that are forked off it."""
 
     def __init__(
-        self,
-        client: CoreClient,
-        tokenizer: Tokenizer,
-        request: str,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingParams,
-        options: TextOptions,
-        n: int = 1,
+        self, client: CoreClient, tokenizer: Tokenizer, request: str, prompts: Sequence[Sequence[int]], wanted: Wanted
     ) -> None:
         self._client = client
-        self._n = n
+        self._wanted = wanted
         self.id = request
-        self.prompt_tokens = sum(map(len, prompts))
-        several = n * len(prompts) > 1
-        self.choices = [
-            Choice(
-                index,
-                f"{request}-{index}" if several else request,
-                prompts[index // n],
-                _sampling_of(sampling, index % n),
-                tokenizer,
-                options,
-            )
-            for index in range(n * len(prompts))
-        ]
+        self.prompts = make_prompts(request, prompts, wanted.candidates)
+        self._choices: dict[str, Choice] = {}
+        for prompt in self.prompts:
+            for one in (prompt.request, *prompt.siblings):
+                self._choices[one] = Choice(len(self._choices), prompt, wanted.sampling, tokenizer, wanted.options)
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.completion_tokens for choice in self.choices)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens found in the prefix cache, by the first choice of each prompt."""
-        return sum(choice.cached_tokens for choice in self.choices[:: self._n])
+        """Of all candidates, answered or not."""
+        return sum(choice.completion_tokens for choice in self._choices.values())
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The news of all choices as it comes, until each has ended. Leaving early aborts those that live.
 
         Raises:
-            ApiError: the core refused a request or failed; the others are aborted.
+            ApiError: the core refused a request or failed (the others are aborted), or time ran out before any token.
         """
-        news: asyncio.Queue[tuple[Choice, Output]] = asyncio.Queue()
+        news: asyncio.Queue[Output] = asyncio.Queue()
+        expired: list[Piece] = []  # without a token: told at the end, if others have some
         try:
-            for choice in self.choices:
-                self._client.add(choice.request, choice.prompt, choice.sampling, _Sink(news, choice))
-            live = len(self.choices)
+            for prompt in self.prompts:
+                self._client.add(request_for(prompt, self._wanted), news.put_nowait)
+            live = len(self._choices)
             while live:
-                choice, output = await news.get()
+                output = await news.get()
+                choice = self._choices[output.request]
+                choice.prompt.take(output)
                 if choice.finish_reason is not None:
                     continue  # a token that was sampled before the core heard of the stop string
+                if output.token_id is None and output.finished is None:
+                    continue  # news of the prompt alone
                 piece = choice.take(output)
                 if piece.finish_reason is not None:
                     live -= 1
-                    self._client.abort([choice.request], piece.finish_reason)  # if the core does not know yet
+                    self._client.abort([output.request], piece.finish_reason)  # if the core does not know yet
+                if piece.finish_reason == "deadline" and not choice.completion_tokens:
+                    expired.append(piece)
+                else:
+                    yield piece
+            if expired and not self.completion_tokens:
+                raise deadline_error(self._wanted.scheduling)
+            for piece in expired:
                 yield piece
         finally:
-            self._client.abort([choice.request for choice in self.choices], "abort")
+            self._client.abort(list(self._choices), "abort")
+
+    async def answers(self) -> list[Answer]:
+        """Run to the end. Of more candidates than are wanted, those with the highest mean log-probability are
+        answered, best first. Raises ApiError."""
+        texts: dict[Choice, list[str]] = {choice: [] for choice in self._choices.values()}
+        tokens: dict[Choice, list[SampledToken]] = {choice: [] for choice in texts}
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                texts[piece.choice].append(piece.text)
+                if piece.token is not None:
+                    tokens[piece.choice].append(piece.token)
+        kept: list[Choice] = []
+        for prompt in self.prompts:
+            choices = [self._choices[one] for one in (prompt.request, *prompt.siblings)]
+            if len(choices) > self._wanted.n:
+                choices = sorted(choices, key=lambda choice: choice.mean_logprob, reverse=True)[: self._wanted.n]
+            kept += choices
+        answers = []
+        for index, choice in enumerate(kept):
+            assert choice.finish_reason is not None, "every choice has ended"
+            answers.append(
+                Answer(
+                    index,
+                    choice.prompt,
+                    "".join(texts[choice]),
+                    tokens[choice],
+                    choice.finish_reason,
+                    choice.stop_reason,
+                )
+            )
+        return answers
 
 
-class _Sink:
-    """Puts one choice's outputs where its generation waits."""
+def make_prompts(request: str, prompts: Sequence[Sequence[int]], candidates: int) -> list[Prompt]:
+    """Prompts with the ids of their requests in the core: `request` if there is one in all, else `request-0` on."""
+    several = len(prompts) * candidates > 1
+    names = [f"{request}-{i}" if several else request for i in range(len(prompts) * candidates)]
+    return [
+        Prompt(names[i * candidates], names[i * candidates + 1 : (i + 1) * candidates], token_ids)
+        for i, token_ids in enumerate(prompts)
+    ]
 
-    def __init__(self, news: asyncio.Queue[tuple[Choice, Output]], choice: Choice) -> None:
-        self._news = news
-        self._choice = choice
 
-    def __call__(self, output: Output) -> None:
-        self._news.put_nowait((self._choice, output))
+def request_for(prompt: Prompt, wanted: Wanted) -> Add:
+    return Add(prompt.request, prompt.token_ids, wanted.sampling, wanted.scheduling, prompt.siblings)
 
 
-def _sampling_of(sampling: SamplingParams, child: int) -> SamplingParams:
-    """Child `i` of a seeded request has the seed plus `i`, so that equal seeds do not make equal choices."""
-    if sampling.seed is None or child == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + child) % 2**63)
+def check_failure(output: Output) -> None:
+    """Raise ApiError if the core refused the request (400) or failed on it (500)."""
+    if output.finished != "error":
+        return
+    message = output.error or "the engine failed on this request"
+    if not output.refused:
+        raise ApiError(message, status=500)
+    raise ApiError(message, param="beam_width" if message.startswith("beam_width") else None, code="request_too_large")
+
+
+def deadline_error(scheduling: SchedulingParams) -> ApiError:
+    return ApiError(
+        f"timeout: {scheduling.timeout:g} s passed before there was anything to answer",
+        status=504,
+        param="timeout",
+        code="deadline_exceeded",
+    )

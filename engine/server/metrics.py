@@ -6,6 +6,7 @@ Times are on the engine's clock: TTFT begins when the core got the request, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import get_args
 
 import msgspec
@@ -25,6 +26,7 @@ from engine.protocol import (
     Batching,
     EngineInfo,
     FinishReason,
+    PreemptedBy,
     Record,
     RequestState,
     Snapshot,
@@ -51,6 +53,7 @@ class RequestTimes(msgspec.Struct):
     arrived: float
     prompt_tokens: int
     found: int = 0  # of these, in the prefix cache at its first admission
+    shared: int = 0  # of these, the parent's that it was forked off: neither computed nor looked up
     joined: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -97,15 +100,16 @@ class Metrics:
         self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of blocks that requests hold, 0 to 1")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests whose first token came")
-        by_source = Counter(
+        self._prompt = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of requests whose first token came; forks share theirs"
+        )
+        by_source = self._counters(
             "vllm:prompt_tokens_by_source",
             "Prompt tokens of requests whose first token came: computed, or found in the prefix cache",
-            (*self._labels, "source"),
-            registry=self._registry,
+            "source",
+            ("local_compute", "local_cache_hit"),
         )
-        self._computed = Total(by_source.labels(source="local_compute", **self._labels))
-        self._found = Total(by_source.labels(source="local_cache_hit", **self._labels))
+        self._computed, self._found = by_source["local_compute"], by_source["local_cache_hit"]
         sleep = self._gauges(
             "vllm:engine_sleep_state", "1 for the state in force; this engine never sleeps", "sleep_state"
         )
@@ -113,13 +117,15 @@ class Metrics:
             sleep.labels(sleep_state=state, **self._labels).set(state == "awake")
         self._generated = self._counter("vllm:generation_tokens", "Tokens generated")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their blocks")
-        success = Counter(
-            "vllm:request_success",
-            "Requests that ended, by reason",
-            ("model_name", "engine", "finished_reason"),
-            registry=self._registry,
+        self._preemptions_by = self._counters(
+            "paged:preemptions",
+            "Requests that lost their blocks, by how they come back (without those of lost records)",
+            "by",
+            get_args(PreemptedBy),
         )
-        self._ended = {reason: Total(success.labels(finished_reason=reason, **self._labels)) for reason in ENDINGS}
+        self._ended = self._counters(
+            "vllm:request_success", "Requests that ended, by reason", "finished_reason", ENDINGS
+        )
         self._ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token", TTFT_BUCKETS
         )
@@ -167,6 +173,22 @@ class Metrics:
         self._saved_bytes = self._gauge("paged:saved_bytes", "KV bytes that sharing saves now")
         self._resumed_queries = self._counter("paged:resumed_prefix_cache_queries", "Looked up after preemption")
         self._resumed_hits = self._counter("paged:resumed_prefix_cache_hits", "Found after preemption")
+        self._hit_causes = self._counters(
+            "paged:prefix_cache_tokens_by_cause",
+            "Tokens looked up. decoded: found in blocks with generated tokens; copied: found by copying the start of "
+            "a block that goes on otherwise; evicted: not found, though cached once",
+            "cause",
+            ("decoded", "copied", "evicted"),
+        )
+        self._forked_tokens = self._counter("paged:forked_tokens", "Prompt tokens that forks share with their parents")
+        self._forks = self._counter("paged:forks", "Requests forked off another's blocks")
+        self._copied_blocks = self._counter("paged:copied_blocks", "Blocks copied, on write or for a partial hit")
+        self._swapped_out = self._counter("paged:swapped_out_blocks", "Blocks copied to host memory")
+        self._swapped_in = self._counter("paged:swapped_in_blocks", "Blocks copied back from host memory")
+        self._recomputed = self._counter("paged:recomputed_tokens", "Tokens whose KV was lost to preemption")
+        self._expired = self._counter("paged:expired_requests", "Requests whose deadline passed")
+        self._host_used = self._gauge("paged:host_blocks_used", "Blocks of the swap space in use")
+        self._gauge("paged:host_blocks", "Blocks of the swap space").set(info.num_host_blocks)
         self._batching = self._gauges("paged:batching", "1 for the batching mode in force", "mode")
         self._allocation = self._gauges("paged:allocation", "1 for the allocation mode in force", "mode")
 
@@ -184,6 +206,7 @@ class Metrics:
         self._seq = record.seq
         self._take_events(record)
         self._take_rows(record)
+        self._copied_blocks.add(len(record.copies))
         for left in (*record.held, *record.left):
             self._running.discard(left.request)
             self._end(left.request, left.reason, record.time)
@@ -201,6 +224,12 @@ class Metrics:
         self._generated.raise_to(counters.sampled_tokens)
         self._preemptions.raise_to(counters.preemptions)
         self._steps.raise_to(counters.steps)
+        self._forks.raise_to(counters.forks)
+        self._copied_blocks.raise_to(counters.copied_blocks)
+        self._swapped_out.raise_to(counters.swapped_out_blocks)
+        self._swapped_in.raise_to(counters.swapped_in_blocks)
+        self._recomputed.raise_to(counters.recomputed_tokens)
+        self._expired.raise_to(counters.expired)
         for reason, count in ended.items():
             self._ended[reason].raise_to(count)
         self._running = {r.request for r in snapshot.requests if r.status == "running"}
@@ -215,6 +244,7 @@ class Metrics:
             arrived=state.arrived,
             prompt_tokens=state.prompt_tokens,
             found=before.found if before is not None else 0,
+            shared=before.shared if before is not None else 0,
             joined=before.joined if before is not None else None,
             first_token=state.first_token,
             last_token=None,  # the next gap between tokens is not one between two neighbours
@@ -229,14 +259,20 @@ class Metrics:
             begun = record.time - durations.schedule - durations.prepare - durations.forward - durations.sample
             for joined in record.joined:
                 self._running.add(joined.request)
+                self._forks.add(joined.parent is not None)
+                self._swapped_in.add(joined.swapped_blocks)
                 times = self._live.get(joined.request)
                 if times is not None and times.joined is None:
                     times.joined = max(begun, times.arrived)
                     if not joined.resumed:
                         times.found = joined.cached_tokens
+                        times.shared = min(joined.shared_tokens, times.prompt_tokens)
                         self._queue_time.observe(times.joined - times.arrived)
         for preempted in record.preempted:
             self._preemptions.add(1)
+            self._preemptions_by[preempted.by].add(1)
+            self._swapped_out.add(preempted.swapped_blocks)
+            self._recomputed.add(preempted.lost_tokens if preempted.by == "recompute" else 0)
             self._running.discard(preempted.request)
 
     def _take_rows(self, record: Record) -> None:
@@ -253,9 +289,9 @@ class Metrics:
                 continue
             if times.first_token is None:
                 times.first_token = record.time
-                self._prompt.add(times.prompt_tokens)
+                self._prompt.add(times.prompt_tokens - times.shared)
                 self._found.add(times.found)
-                self._computed.add(times.prompt_tokens - times.found)
+                self._computed.add(times.prompt_tokens - times.shared - times.found)
                 self._ttft.observe(record.time - times.arrived)
                 if times.joined is not None:
                     self._prefill_time.observe(record.time - times.joined)
@@ -266,6 +302,7 @@ class Metrics:
 
     def _end(self, request: str, reason: FinishReason, now: float) -> None:
         self._ended[reason].add(1)
+        self._expired.add(reason == "deadline")
         times = self._live.pop(request, None)
         if times is None:
             return
@@ -297,10 +334,14 @@ class Metrics:
             sharing.found_tokens,
             sharing.resumed_looked_up_tokens,
             sharing.resumed_found_tokens,
+            sharing.forked_tokens,
         )
-        counters = (self._queries, self._hits, self._resumed_queries, self._resumed_hits)
+        counters = (self._queries, self._hits, self._resumed_queries, self._resumed_hits, self._forked_tokens)
         for counter, total in zip(counters, totals, strict=True):
             counter.raise_to(total)
+        for cause, counter in self._hit_causes.items():
+            counter.raise_to(getattr(sharing, f"{cause}_tokens"))
+        self._host_used.set(state.host_blocks)
         for batching in get_args(Batching):
             self._batching.labels(mode=batching, **self._labels).set(batching == state.control.batching)
         for allocation in get_args(Allocation):
@@ -314,6 +355,10 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Total:
         return Total(Counter(name, text, tuple(self._labels), registry=self._registry).labels(**self._labels))
+
+    def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Total]:
+        counter = Counter(name, text, (*self._labels, label), registry=self._registry)
+        return {value: Total(counter.labels(**{label: value}, **self._labels)) for value in values}
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, tuple(self._labels), buckets=buckets, registry=self._registry).labels(

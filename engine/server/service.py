@@ -150,12 +150,20 @@ class Service:
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     def max_tokens(
-        self, prompts: Sequence[Sequence[int]], prompt_param: str, param: str, wanted: int | None, default: int | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        prompt_param: str,
+        param: str,
+        wanted: int | None,
+        default: int | None,
+        *,
+        echo: bool = False,
     ) -> int:
         """How many tokens each answer may have: what was wanted, or what is left but at most `default`.
 
         Raises:
-            ApiError: a prompt is empty or too long for the model or the pool, or `wanted` is 0 or too large.
+            ApiError: a prompt is empty or too long for the model or the pool, or `wanted` is too large, or 0
+                without `echo`.
         """
         _, loaded = self.ready()
         info = loaded.info
@@ -180,8 +188,8 @@ class Service:
             longest = max(longest, len(prompt))
         if wanted is None:
             return room - longest if default is None else min(default, room - longest)
-        if wanted == 0:
-            only = " (0 has a use only with echo, which is not supported)" if prompt_param == "prompt" else ""
+        if wanted == 0 and not echo:
+            only = " (0 is for echo alone)" if prompt_param == "prompt" else ""
             raise ApiError(f"{param}: must be at least 1{only}", param=param)
         if longest + wanted > room:
             raise ApiError(

@@ -1,12 +1,17 @@
 import pytest
 
 from engine.block_pool import BlockPool, FreeQueue, IllegalState
+from engine.prefix_cache import Contents
+
+
+def contents(block_hash: bytes) -> Contents:
+    return Contents(block_hash, b"root", (1, 2), decoded=False)
 
 
 def full_block(pool: BlockPool, block_hash: bytes) -> int:
     (block,) = pool.allocate(1)
     pool.fill(block, pool.block_size)
-    pool.publish(block, block_hash)
+    pool.publish(block, contents(block_hash))
     return block
 
 
@@ -39,8 +44,8 @@ def test_unhashed_blocks_are_taken_before_cached_ones_and_those_by_age():
     pool.release([second])
     pool.release([plain])
     assert pool.allocate(4) == [plain, 3, first, second]
-    assert pool.lookup(b"a") is None
-    assert pool.lookup(b"b") is None
+    assert pool.cache.find(b"a") is None
+    assert pool.cache.find(b"b") is None
 
 
 def test_a_hit_moves_a_block_to_the_young_end_of_the_cache():
@@ -50,7 +55,7 @@ def test_a_hit_moves_a_block_to_the_young_end_of_the_cache():
     pool.acquire(first)
     pool.release([first])
     assert pool.allocate(1) == [second]
-    assert pool.lookup(b"a") == first
+    assert pool.cache.find(b"a") == first
 
 
 def test_allocation_is_all_or_nothing():
@@ -67,7 +72,7 @@ def test_evicting_one_of_two_equal_blocks_keeps_the_other_findable():
     first, second = full_block(pool, b"same"), full_block(pool, b"same")
     pool.release([first])
     assert pool.allocate(1) == [first]
-    assert pool.lookup(b"same") == second
+    assert pool.cache.find(b"same") == second
 
 
 def test_a_run_is_the_first_hole_that_is_long_enough():
@@ -85,7 +90,7 @@ def test_a_run_evicts_the_cached_blocks_in_it():
     block = full_block(pool, b"a")
     pool.release([block])
     assert pool.allocate_run(3) == [0, 1, 2]
-    assert pool.lookup(b"a") is None
+    assert pool.cache.find(b"a") is None
 
 
 def test_shared_and_published_blocks_are_not_written():
@@ -106,11 +111,11 @@ def test_only_full_held_blocks_are_published_and_once():
     (block,) = pool.allocate(1)
     pool.fill(block, 3)
     with pytest.raises(IllegalState):
-        pool.publish(block, b"a")
+        pool.publish(block, contents(b"a"))
     pool.fill(block, 4)
-    pool.publish(block, b"a")
+    pool.publish(block, contents(b"a"))
     with pytest.raises(IllegalState):
-        pool.publish(block, b"a")
+        pool.publish(block, contents(b"a"))
 
 
 def test_a_block_is_not_released_more_often_than_it_is_held():
@@ -131,8 +136,71 @@ def test_the_journal_tells_each_changed_block_once_as_it_is_now():
     (change,) = pool.drain_journal()
     assert (change.block, change.state, change.references, change.filled, change.hashed) == (block, "full", 1, 2, False)
     assert pool.drain_journal() == ()
-    pool.publish(block, b"a")
+    pool.publish(block, contents(b"a"))
     pool.acquire(block)
     assert pool.drain_journal()[0].state == "shared"
     pool.release([block, block])
     assert pool.drain_journal()[0].state == "cached"
+
+
+def test_what_goes_on_being_filled_is_not_in_the_journal():
+    pool = BlockPool(2, 4)
+    (block,) = pool.allocate(1)
+    pool.fill(block, 1)
+    assert [change.filled for change in pool.drain_journal()] == [1]
+    pool.fill(block, 3)
+    assert pool.drain_journal() == ()
+    assert pool.held_slots_filled == 3
+    pool.fill(block, 4)
+    assert [change.state for change in pool.drain_journal()] == ["full"]
+
+
+def test_a_pinned_block_keeps_its_contents_until_it_is_unpinned():
+    # Trap 6.
+    pool = BlockPool(2, 4)
+    (tail,) = pool.allocate(1)
+    pool.fill(tail, 3)
+    pool.pin(tail)
+    pool.release([tail])
+    assert pool.num_available == 1
+    assert pool.allocate(1) != [tail]
+    with pytest.raises(IllegalState):
+        pool.drain_journal()
+    pool.unpin(tail)
+    assert pool.num_available == 1
+    assert pool.filled[tail] == 0
+    with pytest.raises(IllegalState):
+        pool.unpin(tail)
+    with pytest.raises(IllegalState):
+        pool.pin(tail)
+
+
+def test_a_cached_block_can_be_pinned_and_is_the_youngest_afterwards():
+    pool = BlockPool(2, 2)
+    first, second = full_block(pool, b"a"), full_block(pool, b"b")
+    pool.release([first, second])
+    pool.pin(first)
+    assert pool.num_available == 1
+    pool.unpin(first)
+    assert list(pool.queue) == [second, first]
+
+
+def test_the_best_fit_is_the_shortest_hole_that_is_long_enough():
+    pool = BlockPool(10, 1)
+    pool.allocate(10)
+    pool.release([0, 1, 2, 3, 5, 6, 8])
+    assert pool.longest_hole() == 4
+    assert pool.allocate_run(2, "best") == [5, 6]
+    assert pool.allocate_run(2, "best") == [0, 1]
+    assert pool.allocate_run(3, "best") is None
+
+
+def test_clearing_the_cache_forgets_all_and_leaves_held_blocks_to_their_holders():
+    pool = BlockPool(3, 2)
+    held, cached = full_block(pool, b"a"), full_block(pool, b"b")
+    pool.release([cached])
+    assert pool.clear_cache() == 2
+    assert pool.cache.find(b"a") is None
+    assert pool.block(held).state == "full"
+    assert pool.block(cached).state == "free"
+    assert pool.allocate(2) == [cached, 2]

@@ -11,22 +11,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.block_pool import IllegalState
-from engine.core import ControlError, EngineCore
+from engine.core import ControlError, EngineCore, seeded
 from engine.invariants import InvariantViolated, check_state
+from engine.messages import BeamOutput
 from engine.protocol import Control, PoolTotals, Record, decode_item, encode
 from engine.request import RequestTooLarge
-from engine.sampling_params import SamplingParams
-from tests.engine.mirror import MirrorRunner, expected_output, greedy, mirror_core
+from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
+from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
 from tui.fold import EngineFold, MissingRecords
 
 CONTROLS = st.builds(
     Control,
     batching=st.sampled_from(["continuous", "static"]),
     allocation=st.sampled_from(["paged", "reserved"]),
+    reserved_fit=st.sampled_from(["first", "best"]),
     prefix_cache=st.booleans(),
     chunked_prefill=st.booleans(),
     max_num_seqs=st.integers(1, 8),
     max_num_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
+    max_prefill_chunk=st.sampled_from([0, 0, 1, 6]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority", "shortest_prefill"]),
+    max_wait=st.sampled_from([0.0, 0.01, 10.0]),
+    preempt=st.sampled_from(["recompute", "auto"]),
+)
+SCHEDULINGS = st.builds(
+    SchedulingParams,
+    priority=st.integers(0, 2),
+    timeout=st.sampled_from([None, None, None, 0.02]),
+    cache_salt=st.sampled_from([None, None, "a", "b"]),
+    prefix_cache=st.sampled_from([True, True, False]),
+)
+BEAMS = st.builds(
+    BeamParams,
+    width=st.integers(1, 4),
+    length_penalty=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
+    early_stopping=st.sampled_from([True, False, "never"]),
 )
 
 
@@ -37,13 +56,17 @@ class EngineMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 16]),
         max_model_len=st.sampled_from([6, 20, 48]),
         reservations=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+        host_blocks=st.sampled_from([0, 3, 100]),
         control=CONTROLS,
     )
-    def start(self, block_size: int, max_model_len: int, reservations: float, control: Control) -> None:
+    def start(
+        self, block_size: int, max_model_len: int, reservations: float, host_blocks: int, control: Control
+    ) -> None:
         num_blocks = int(-(-max_model_len // block_size) * reservations)
-        self.core = mirror_core(num_blocks, block_size, max_model_len, control)
+        self.core = mirror_core(num_blocks, block_size, max_model_len, control, host_blocks)
         self.fold = EngineFold.from_snapshot(self.core.snapshot())
         self.wanted: dict[str, tuple[list[int], str]] = {}
+        self.searched: dict[str, tuple[BeamOutput, ...]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.added = 0
@@ -55,33 +78,62 @@ class EngineMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 4),
         ignore_eos=st.booleans(),
         stop=st.lists(st.integers(0, 30), max_size=2),
+        seed=st.sampled_from([None, 7]),
+        scored=st.sampled_from([None, None, 0]),
+        scheduling=SCHEDULINGS,
+        siblings=st.sampled_from([0, 0, 1, 3]),
+        beam=st.one_of(st.none(), st.none(), BEAMS),
     )
     def add(
-        self, shared: int, own: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool, stop: list[int]
+        self,
+        shared: int,
+        own: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        ignore_eos: bool,
+        stop: list[int],
+        seed: int | None,
+        scored: int | None,
+        scheduling: SchedulingParams,
+        siblings: int,
+        beam: BeamParams | None,
     ) -> None:
         name, prompt = f"r{self.added}", [*range(shared), *own]
+        if beam is not None:
+            siblings = beam.width - 1
+        names = [name, *(f"{name}.{i + 1}" for i in range(siblings))]
         sampling = SamplingParams(
             max_tokens=max_tokens,
             temperature=0.0,
+            seed=seed,
             min_tokens=min_tokens,
             ignore_eos=ignore_eos,
             stop_token_ids=tuple(stop),
+            prompt_logprobs=scored,
+            beam=beam,
         )
-        limit = self.core.info.max_model_len
-        if len(prompt) >= limit:
+        limit, size = self.core.info.max_model_len, self.core.info.block_size
+        longest = -(-min(limit, len(prompt) + max_tokens) // size)
+        too_wide = beam is not None and beam.width * longest > self.core.info.num_blocks
+        if len(prompt) >= limit or too_wide:
             with pytest.raises(RequestTooLarge):
-                self.core.add(name, prompt, sampling)
+                self.core.add(name, prompt, sampling, scheduling, names[1:])
             return
-        self.core.add(name, prompt, sampling)
-        self.wanted[name] = expected_output(prompt, sampling, limit)
-        self.tokens[name] = []
+        self.core.add(name, prompt, sampling, scheduling, names[1:])
         self.added += 1
+        if beam is not None:
+            self.searched[name] = expected_beams(prompt, sampling, limit)
+            return
+        for index, one in enumerate(names):
+            self.wanted[one] = expected_output(prompt, seeded(sampling, index), limit)
+            self.tokens[one] = []
 
     @rule(which=st.integers(0, 30), during=st.booleans())
     def abort(self, which: int, during: bool) -> None:
-        if not self.wanted:
+        live = sorted(self.wanted.keys() | self.searched.keys())
+        if not live:
             return
-        name = sorted(self.wanted)[which % len(self.wanted)]
+        name = live[which % len(live)]
         if during:
             runner = self.core.runner
             assert isinstance(runner, MirrorRunner)
@@ -90,22 +142,44 @@ class EngineMachine(RuleBasedStateMachine):
             runner.during = lambda: None
         else:
             self.core.abort(name)
-        if name in self.wanted and name not in self.core.scheduler.requests:
-            del self.wanted[name]
+        if name not in self.core.scheduler.requests:
+            self.wanted.pop(name, None)
+            self.searched.pop(name, None)
 
     @rule(which=st.integers(0, 30))
     def stop(self, which: int) -> None:
         """A stop string was found in the text of one that runs."""
-        running = [r.id for r in self.core.scheduler.running if r.reason is None and r.num_generated]
+        running = [r.id for r in self.core.scheduler.running if r.reason is None and r.num_generated and not r.beams]
         if running:
             name = running[which % len(running)]
             self.core.abort(name, "stop")
             del self.wanted[name]
 
-    @rule(control=CONTROLS)
-    def switch(self, control: Control) -> None:
+    @rule(control=CONTROLS, swap=st.booleans())
+    def switch(self, control: Control, swap: bool) -> None:
+        if swap and self.core.info.num_host_blocks:
+            control = msgspec.structs.replace(control, preempt="swap")
         seq = self.core.set_control(control)
         assert seq == self.core.seq + 1
+
+    @rule(tokens=st.sampled_from([1, 3]), rows=st.sampled_from([1, 2]))
+    def shrink(self, tokens: int, rows: int) -> None:
+        """The budget and the batch get smaller than what runs."""
+        small = msgspec.structs.replace(self.core.control, max_num_batched_tokens=tokens, max_num_seqs=rows)
+        self.core.set_control(small)
+
+    @rule()
+    def clear_cache(self) -> None:
+        self.core.clear_cache()
+        assert not len(self.core.pool.cache)
+
+    @rule(which=st.integers(0, 30))
+    def preempt(self, which: int) -> None:
+        """Preemption at any time: the plan's own comes where memory runs out."""
+        scheduler = self.core.scheduler
+        running = [r for r in scheduler.running if r.reason is None and r.table]
+        if running:
+            scheduler.preempt(running[which % len(running)])
 
     @rule(count=st.integers(1, 12))
     def run(self, count: int) -> None:
@@ -120,8 +194,11 @@ class EngineMachine(RuleBasedStateMachine):
             name = output.request
             if output.token_id is not None:
                 self.tokens[name].append(output.token_id)
-            if output.finished == "abort":
+            if output.finished in ("abort", "deadline"):
                 self.wanted.pop(name, None)
+                self.searched.pop(name, None)
+            elif output.beams:
+                assert output.beams == self.searched.pop(name)
             elif output.finished is not None:
                 assert (self.tokens[name], output.finished) == self.wanted.pop(name)
 
@@ -141,6 +218,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(row.tokens for row in record.rows if row.kind != "held") <= max(
             record.control.max_num_batched_tokens, info.max_model_len + len(record.rows)
         )
+        assert len(record.copies) == len({copy.target for copy in record.copies})
+        assert (record.queue.head is None) <= (record.queue.length == 0 or not record.rows)
 
     @invariant()
     def agrees(self) -> None:
@@ -161,6 +240,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.core.has_work, "some request never ends"
         self.step()
         assert not self.wanted, "some request ended without a word"
+        assert not self.searched, "some beam search ended without a word"
+        assert self.core.scheduler.kv.host.num_used == 0
         assert self.core.pool.num_available == self.core.info.num_blocks
 
 
@@ -250,7 +331,7 @@ def broken(core: EngineCore, how: str) -> None:
     elif how == "queue":
         pool.queue.remove(pool.queue.first())
     elif how == "hash":
-        pool.by_hash.clear()
+        pool.cache.by_hash.clear()
     elif how == "computed":
         request.num_computed += 1
     elif how == "lists":

@@ -6,7 +6,7 @@ from engine.core import ControlError, EngineCore
 from engine.messages import Output
 from engine.protocol import Control, Record
 from engine.request import RequestTooLarge
-from engine.scheduler import MAX_SKIPS
+from engine.step_planner import MAX_SKIPS
 from tests.engine.mirror import EOS, MirrorRunner, expected_output, greedy, mirror_core
 
 ENDLESS = {"ignore_eos": True}
@@ -36,15 +36,15 @@ def collect(output: Output, tokens: dict[str, list[int]], reasons: dict[str, str
         reasons[output.request] = output.finished
 
 
-def test_a_wholly_cached_prompt_is_computed_from_its_last_block_on():
+def test_of_a_wholly_cached_prompt_one_token_is_computed():
     # Trap 1.
     core = mirror_core()
     for name in ("a", "b"):
         core.add(name, list(range(8)), greedy(3, **ENDLESS))
         records, tokens, _ = finish(core)
         assert tokens[name] == expected_output(list(range(8)), greedy(3, **ENDLESS), 64)[0]
-    assert records[0].rows[0].tokens == 4
-    assert records[0].rows[0].cached == 4
+    assert records[0].rows[0].tokens == 1
+    assert records[0].rows[0].cached == 7
 
 
 def test_a_resumed_request_schedules_what_the_cache_left():
@@ -91,11 +91,11 @@ def test_a_block_is_not_found_before_its_step_is_committed():
     seen: list[int] = []
     runner = core.runner
     assert isinstance(runner, MirrorRunner)
-    runner.during = lambda: seen.append(len(core.pool.by_hash))
+    runner.during = lambda: seen.append(len(core.pool.cache))
     core.add("a", list(range(9)), greedy(1))
     core.step()
     assert seen == [0]
-    assert len(core.pool.by_hash) == 2
+    assert len(core.pool.cache) == 2
 
 
 def test_nothing_a_step_uses_is_freed_while_it_runs_and_only_once_after():

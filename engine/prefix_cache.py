@@ -1,0 +1,102 @@
+"""What the blocks hold, so that it can be found again: whole blocks by their hash, parts of blocks by their beginning.
+
+Blocks in here are full and do not change. Who may hold or evict one is the pool's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+Key = TypeVar("Key")
+
+PARTIAL_LOOKS = 16  # of the blocks with a common beginning, how many are compared: a look-up stays O(1)
+
+
+class Contents(NamedTuple):
+    """A published block: its hash, the hash of the block before it, its tokens, and whether any was generated."""
+
+    hash: bytes
+    parent: bytes
+    tokens: tuple[int, ...]  # empty where parts of blocks are not looked for
+    decoded: bool
+
+
+class PrefixCache:
+    """Hash to blocks, and (hash before a block, its first token) to blocks.
+
+    `remember` is how many evicted hashes are kept, to tell a miss by eviction from a prefix never seen.
+    """
+
+    def __init__(self, remember: int) -> None:
+        # Equal blocks may be computed twice; evicting one must not lose the other.
+        self.by_hash: dict[bytes, dict[int, None]] = {}
+        self.contents: dict[int, Contents] = {}
+        self._beginnings: dict[tuple[bytes, int], dict[int, None]] = {}
+        self._evicted: dict[bytes, None] = {}  # oldest first
+        self._remember = remember
+
+    def __contains__(self, block: int) -> bool:
+        return block in self.contents
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def find(self, block_hash: bytes) -> int | None:
+        """A block that holds these tokens after this prefix, if one does."""
+        blocks = self.by_hash.get(block_hash)
+        return next(iter(blocks)) if blocks else None
+
+    def find_beginning(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """The block after `parent` that shares the most first tokens with `tokens`, and how many; None if none does."""
+        if not len(tokens):
+            return None
+        best, longest = -1, 0
+        for block in islice(reversed(self._beginnings.get((parent, tokens[0]), {})), PARTIAL_LOOKS):
+            common = common_length(self.contents[block].tokens, tokens)
+            if common > longest:
+                best, longest = block, common
+        return (best, longest) if longest else None
+
+    def was_evicted(self, block_hash: bytes) -> bool:
+        return block_hash in self._evicted
+
+    def add(self, block: int, contents: Contents) -> None:
+        self.contents[block] = contents
+        self.by_hash.setdefault(contents.hash, {})[block] = None
+        if contents.tokens:
+            self._beginnings.setdefault((contents.parent, contents.tokens[0]), {})[block] = None
+        self._evicted.pop(contents.hash, None)
+
+    def evict(self, block: int) -> None:
+        """Forget a block whose memory is wanted, and remember that it was here."""
+        block_hash = self.forget(block).hash
+        if block_hash not in self.by_hash:
+            self._evicted[block_hash] = None
+            if len(self._evicted) > self._remember:
+                del self._evicted[next(iter(self._evicted))]
+
+    def forget(self, block: int) -> Contents:
+        contents = self.contents.pop(block)
+        _discard(self.by_hash, contents.hash, block)
+        if contents.tokens:
+            _discard(self._beginnings, (contents.parent, contents.tokens[0]), block)
+        return contents
+
+
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from their beginning."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _discard(index: dict[Key, dict[int, None]], key: Key, block: int) -> None:
+    blocks = index[key]
+    del blocks[block]
+    if not blocks:
+        del index[key]

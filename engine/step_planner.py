@@ -1,0 +1,301 @@
+"""Who is in the next step: decodes, then prefills that have begun, then those that may join, within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine.block_pool import IllegalState
+from engine.kv_manager import blocks_for
+from engine.plan import PlannedRow
+from engine.protocol import Wait, WaitCause
+from engine.request import Request
+
+if TYPE_CHECKING:
+    from engine.beam_search import BeamGroup
+    from engine.scheduler import Scheduler
+
+MAX_SKIPS = 16  # how many later requests may be admitted past one that does not fit
+LOOK_AHEAD = 32  # how far into the queue a step looks for one that does
+
+
+class StepPlanner:
+    """The step that is being planned: a row per request, and what is left of the budget."""
+
+    def __init__(self, scheduler: Scheduler, now: float) -> None:
+        self.scheduler = scheduler
+        self.kv = scheduler.kv
+        self.control = scheduler.control
+        self.now = now
+        self.budget = self.control.max_num_batched_tokens
+        self.rows: dict[Request, PlannedRow] = {}
+        self.prefills: list[Request] = []  # of those
+        self.out_of_blocks = False  # a running request found none for its next tokens
+
+    # Those that run
+
+    def plan_running(self) -> None:
+        """Decodes first, so that no prefill holds them up; then the prefills that have begun."""
+        rows, references, size = self.rows, self.kv.pool.references, self.kv.block_size
+        prefills = []
+        for request in list(self.scheduler.running):
+            if request.reason is not None:
+                continue
+            computed = request.num_computed
+            if len(request.tokens) - computed != 1 or computed < request.prompt_length:
+                prefills.append(request)
+                continue
+            if self.budget <= 0:
+                return
+            if request.beams is not None:
+                self._decode_beams(request.beams)
+            # The common case first: there is room in a block of its own.
+            elif computed % size and references[request.table[computed // size]] == 1:
+                if request not in rows:
+                    rows[request] = PlannedRow(request, "decode", computed, 1, True)
+                    self.budget -= 1
+            elif request not in rows and not self._schedule(request):
+                self.out_of_blocks = True
+                self._make_room(request)
+        for request in prefills:
+            if self.budget <= 0:
+                return
+            # A request may have been preempted by one before it.
+            if request.allocation is not None and request not in rows and not self._schedule(request):
+                self.out_of_blocks = True
+                self._make_room(request)
+
+    def _schedule(self, request: Request) -> bool:
+        """Plan a request's next tokens; False if there are no blocks for them."""
+        count = self._count(request)
+        if count and not self.kv.grow(request, request.num_computed + count):
+            return False
+        if count:
+            self._take(request, count)
+        return True
+
+    def _decode_beams(self, group: BeamGroup) -> None:
+        """All beams of a search go on in one step, or none. They may pass the budget where nothing else has begun."""
+        members = group.members
+        if not group.together or members[0] in self.rows or (len(members) > self.budget and self.rows):
+            return
+        tokens = [member.num_tokens for member in members]
+        while self.kv.needed(members, tokens) > self.kv.pool.num_available:
+            self.out_of_blocks = True
+            victim = next(self._victims(members), None)
+            self.scheduler.preempt(victim or members[0])
+            if victim is None:
+                return
+        for member in members:
+            if not self.kv.grow(member, member.num_tokens):
+                raise IllegalState(f"beam {member.id} was counted and does not fit")
+            self._take(member, 1)
+
+    def _make_room(self, request: Request) -> None:
+        """Preempt the last of those that are not in this step until `request` fits, or itself."""
+        while not self._schedule(request):
+            victim = next(self._victims([request]), None)
+            if victim is None and request.kind == "prefill" and self.rows:
+                return  # those in this step will end and make room
+            self.scheduler.preempt(victim or request)
+            if victim is None:
+                return
+
+    def _victims(self, requests: Sequence[Request]) -> Iterator[Request]:
+        """Those after `requests` in the order of running whose blocks this step does not use."""
+        for other in reversed(self.scheduler.running):
+            if other in requests or (other.beams is not None and other.beams is requests[0].beams):
+                return
+            if other.reason is None and other.table and self.rows.keys().isdisjoint(self.scheduler.members(other)):
+                yield other
+
+    # Those that wait
+
+    def admit_continuously(self) -> None:
+        """Let waiting requests join while tokens, rows and memory last; those that do not fit may be passed."""
+        scheduler = self.scheduler
+        if not scheduler.waiting:
+            self._note_unforked()
+            return
+        rows = scheduler.rows_taken()
+        candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs)
+        if self._is_full(candidates[0], rows):
+            return
+        blocked: list[Request] = []
+        computing = self._prefixes_being_computed()
+        owed = sum(map(self.kv.owed, scheduler.running))
+        for request in candidates:
+            if request not in scheduler.waiting:
+                continue  # it joined with another beam of its search
+            if self._is_full(request, rows):
+                return
+            if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
+                return
+            prefix = scheduler.cached_prefix(request)
+            if self._next_hash(request, len(prefix.blocks)) in computing:
+                self._note(Wait(request.id, "prefix"))
+                continue  # in a few steps this prefix is a hit: waiting costs less than computing it again
+            found = max(prefix.tokens(self.kv.block_size), request.num_swapped)
+            if not self._prompt_fits_budget(request.num_tokens - found):
+                self._note(Wait(request.id, "tokens"))
+                return
+            wait = scheduler.admit(request, prefix, owed)
+            if wait is not None:
+                self._note(wait)
+                if wait.cause == "hole":
+                    return  # all reservations are of one size: no other fits either
+                blocked.append(request)
+                continue
+            for other in blocked:
+                other.skipped += 1
+            for member in scheduler.members(request):
+                self._begin(member)
+                rows += 1 + len(member.children)
+                computing |= self._hashes_ahead(member)
+                owed += self.kv.owed(member)
+        self._note_unforked()
+
+    def form_batch(self) -> None:
+        """Static: the first requests in turn that fit together, their prompts' blocks taken at once."""
+        scheduler = self.scheduler
+        while scheduler.waiting:
+            request = self._candidates(1)[0]
+            if self._is_full(request, scheduler.rows_taken()):
+                return
+            wait = scheduler.admit(request, scheduler.cached_prefix(request))
+            if wait is not None:
+                self._note(wait)
+                return
+            for member in scheduler.members(request):
+                if not self.kv.grow(member, member.num_tokens):
+                    raise IllegalState(f"request {member.id} was admitted and does not fit")
+
+    def _begin(self, request: Request) -> None:
+        if request.beams is not None and request.beams.together and len(request.beams.members) > 1:
+            self._decode_beams(request.beams)
+        elif not self._schedule(request):
+            raise IllegalState(f"request {request.id} was admitted and does not fit")
+
+    def _candidates(self, count: int) -> list[Request]:
+        control = self.control
+        bound = self.now - control.max_wait if control.scheduling_policy == "shortest_prefill" else None
+        return self.scheduler.waiting.first(count, bound)
+
+    def _is_full(self, request: Request, rows: int) -> bool:
+        """Whether the batch has no room for a request and all that belong to it; one too large for any runs alone."""
+        members = self.scheduler.members(request)
+        wanted = sum(1 + len(member.children) for member in members)
+        cause: WaitCause | None = None
+        if rows and rows + wanted > self.control.max_num_seqs:
+            cause = "rows"
+        elif self.budget <= 0:
+            cause = "tokens"
+        if cause is not None:
+            self._note(Wait(request.id, cause))
+        return cause is not None
+
+    # Why the next one waits
+
+    def note_wait(self, cause: WaitCause) -> None:
+        if self.scheduler.waiting:
+            self._note(Wait(self._candidates(1)[0].id, cause))
+        else:
+            self._note_unforked()
+
+    def note_blocks(self) -> None:
+        """Those that run lack blocks themselves."""
+        if self.scheduler.waiting:
+            request = self._candidates(1)[0]
+            needed = blocks_for(request.num_tokens, self.kv.block_size)
+            self._note(Wait(request.id, "blocks", needed, self.kv.pool.num_available))
+        else:
+            self._note_unforked()
+
+    def _note_unforked(self) -> None:
+        for request in self.scheduler.unforked:
+            self._note(Wait(request.id, "parent"))
+            return
+
+    def _note(self, wait: Wait) -> None:
+        if self.scheduler.wait is None:
+            self.scheduler.wait = wait
+
+    # Tokens
+
+    def top_up(self) -> None:
+        """Give what the budget has left to the prefills that were cut short for others' sake."""
+        if not self.control.chunked_prefill or self.control.max_prefill_chunk:
+            return
+        for request in self.prefills:
+            count, remaining = self.rows[request].count, self._remaining(request)
+            if self.budget > 0 and count < remaining:
+                more = self._chunk(request, count, min(remaining - count, self.budget))
+                if more and self.kv.grow(request, request.num_computed + count + more):
+                    self._take(request, more)
+
+    def finished_rows(self) -> tuple[PlannedRow, ...]:
+        """The step's rows; held ones are padding beside those that work, and cost no budget."""
+        if self.rows and self.control.batching == "static":
+            held = (r for r in self.scheduler.running if r.reason is not None)
+            return (*self.rows.values(), *(PlannedRow(r, "held", r.num_computed - 1, 1, False) for r in held))
+        return tuple(self.rows.values())
+
+    def _take(self, request: Request, count: int) -> None:
+        """Plan `count` more tokens of a request."""
+        start, before = request.num_computed, self.rows.get(request)
+        if before is None and request.kind == "prefill":
+            self.prefills.append(request)
+        total = count + (before.count if before is not None else 0)
+        samples = start + total == request.num_tokens
+        siblings = tuple(request.children) if samples and request.beams is None else ()
+        self.rows[request] = PlannedRow(request, request.kind, start, total, samples, siblings)
+        self.budget -= count
+
+    def _remaining(self, request: Request) -> int:
+        """Tokens to compute now. Beams keep their last one for when all have caught up."""
+        beams = request.beams
+        return request.num_uncomputed - (1 if beams is not None and len(beams.members) > 1 else 0)
+
+    def _count(self, request: Request) -> int:
+        remaining = self._remaining(request)
+        if not self.control.chunked_prefill:
+            return remaining if self._prompt_fits_budget(remaining) else 0
+        count = min(remaining, self.budget)
+        if request.kind == "prefill":
+            # No prefill takes more than half of a step that others could use; `top_up` returns the rest.
+            cap = self.control.max_prefill_chunk or max(1, self.control.max_num_batched_tokens // 2)
+            count = self._chunk(request, 0, min(count, cap))
+        return count
+
+    def _chunk(self, request: Request, planned: int, count: int) -> int:
+        """Cut a chunk that is not a prompt's last at a block's end, so that no block waits half filled."""
+        end = request.num_computed + planned + count
+        if end < request.num_tokens:
+            return count - end % self.kv.block_size if count > end % self.kv.block_size else count
+        return count
+
+    def _prompt_fits_budget(self, tokens: int) -> bool:
+        """Unchunked prompts run whole; one that passes the budget runs as its step's only prefill."""
+        return self.control.chunked_prefill or tokens <= self.budget or not self.prefills
+
+    # Prefixes in flight
+
+    def _prefixes_being_computed(self) -> set[bytes]:
+        hashes: set[bytes] = set()
+        if self.control.prefix_cache and self.control.allocation == "paged":
+            for request in self.scheduler.running:
+                if request.kind == "prefill":
+                    hashes |= self._hashes_ahead(request)
+        return hashes
+
+    def _hashes_ahead(self, request: Request) -> set[bytes]:
+        if request.allocation != "paged" or not self.control.prefix_cache or not request.scheduling.prefix_cache:
+            return set()
+        return set(request.block_hashes[request.num_computed // self.kv.block_size :])
+
+    def _next_hash(self, request: Request, blocks: int) -> bytes | None:
+        """The hash of the first full block that a hit could have had and did not."""
+        if not self.scheduler.reads_cache(request):
+            return None
+        most = (request.num_tokens - 1) // self.kv.block_size
+        return request.block_hashes[blocks] if blocks < min(most, len(request.block_hashes)) else None
