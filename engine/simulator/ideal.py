@@ -32,8 +32,9 @@ class Ideal(msgspec.Struct, frozen=True):
     def reusable_rate(self) -> float:
         return self.reusable_blocks / self.blocks
 
-    def __add__(self, other: Ideal) -> Ideal:
-        return Ideal(*(one + more for one, more in zip(*map(msgspec.structs.astuple, (self, other)), strict=True)))
+    def plus(self, other: Ideal, times: int = 1) -> Ideal:
+        own, more = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Ideal(*(one + times * another for one, another in zip(own, more, strict=True)))
 
 
 def ideal_hits(trace: Sequence[TracedRequest], block_size: int, requests: int, fresh: bool) -> Ideal:
@@ -44,11 +45,10 @@ def ideal_hits(trace: Sequence[TracedRequest], block_size: int, requests: int, f
     if rounds:
         total = _count(trace, block_size, seen)
         again = total if fresh or rounds == 1 else _count(trace, block_size, seen)
-        for _ in range(1, rounds):
-            total += again
+        total = total.plus(again, rounds - 1)
     if fresh:
         seen.clear()
-    return total + _count(trace[:rest], block_size, seen)
+    return total.plus(_count(trace[:rest], block_size, seen))
 
 
 def _count(trace: Sequence[TracedRequest], block_size: int, seen: set[bytes]) -> Ideal:

@@ -96,17 +96,14 @@ class Simulator:
         traced, settings = arrival.traced, self.settings
         round = arrival.round if settings.fresh else 0
         sampling = SamplingParams(max_tokens=traced.output_tokens, temperature=0.0, ignore_eos=True)
+        names = block_names(traced, round, settings.block_size, traced.prompt_tokens + traced.output_tokens)
         try:
-            self.core.add(arrival.id, TracedTokens(traced, round), sampling)
+            self.core.add(arrival.id, TracedTokens(traced, round), sampling, block_hashes=names)
         except RequestTooLarge:
             self.tally.refused += 1
             self.arrivals.failed(arrival)
             return
-        request = self.core.scheduler.requests[arrival.id]
-        request.block_hashes = block_names(
-            traced, round, settings.block_size, traced.prompt_tokens + traced.output_tokens
-        )
-        self._live[arrival.id] = arrival, request
+        self._live[arrival.id] = arrival, self.core.scheduler.requests[arrival.id]
         self.tally.arrived()
 
     def _step(self) -> None:

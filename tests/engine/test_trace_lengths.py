@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
 def test_a_chats_turn_begins_with_the_prompt_and_answer_before(tmp_path: Path) -> None:
     turns = (TURN, {**TURN, "think": 2.0, "user_tokens": 3}, {**TURN, "think": 1.0, "user": "So?"})
     requests = read_trace(write(tmp_path / "t", HEADER, session(*turns)))
-    for before, after in zip(requests, requests[1:], strict=False):
+    for before, after in itertools.pairwise(requests):
         assert after.segments[:-1] == (*before.segments, (before.answer, before.output_tokens))
     # ChatML: 5 tokens around each message, 3 before an answer, 2 after it.
     assert [r.prompt_tokens for r in requests] == [(3 + 5) + (1 + 5) + 3, 17 + 4 + 2 + (3 + 5) + 3, 34 + 4 + 2 + 6 + 3]
@@ -175,5 +176,5 @@ def test_real_traces(name: str, count: int, longest: int) -> None:
 
 def check(requests: tuple[TracedRequest, ...]) -> None:
     assert all(sum(tokens for _, tokens in r.segments) == r.prompt_tokens for r in requests)
-    assert all(one.arrival <= two.arrival for one, two in zip(requests, requests[1:], strict=False))
+    assert all(one.arrival <= two.arrival for one, two in itertools.pairwise(requests))
     assert all(r.after is None or r.after < place for place, r in enumerate(requests))

@@ -1,0 +1,129 @@
+"""`paged-engine simulate` as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LINE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [7, 8]}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    lines = [LINE, {**LINE, "timestamp": 60_000}, {**LINE, "timestamp": 90_000, "hash_ids": [7, 9]}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "engine.cli", "simulate", *map(str, arguments)]
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+def predict(*arguments: object, **environment: str) -> dict[str, Any]:
+    result = run(*arguments, "--json", **environment)
+    assert result.returncode == 0, result.stderr
+    prediction: dict[str, Any] = json.loads(result.stdout)
+    return prediction
+
+
+def test_json_tells_settings_and_figures(trace: Path) -> None:
+    told = predict(trace, "--block-size", 256, "--infinite", "--step-seconds", 2, "--max-num-seqs", 3, "--repeat", 2)
+    assert told["settings"]["num_blocks"] is None
+    assert told["settings"]["control"]["max_num_seqs"] == 3
+    assert told["settings"]["cost"]["step"] == 2.0
+    assert told["settings"]["cost"]["token"] > 0
+    served = {"total": 6, "completed": 6, "prompt_tokens": 3600, "output_tokens": 30}
+    assert told["requests"] == {**served, "cut_short": 0, "refused": 0, "unsent": 0}
+    assert told["hits"]["found_blocks"] == 8
+    assert told["hits"]["looked_up_blocks"] == told["hits"]["ideal"]["blocks"] == 18
+    assert told["simulation"]["complete"] is True
+    assert told["simulation"]["peak_memory_bytes"] > 1 << 20
+
+
+def test_text_tells_the_same(trace: Path) -> None:
+    result = run(trace, "--block-size", 256, "--num-blocks", 9, "--cost", "none")
+    assert result.returncode == 0, result.stderr
+    for words in ("9 blocks of 256 slots", "3 of 3 served", "44.4% of blocks (4 of 9)", "this simulation"):
+        assert words in result.stdout
+    assert result.stderr == ""
+
+
+def test_memory_becomes_blocks_and_options_come_from_the_environment(trace: Path) -> None:
+    told = predict(
+        trace, "--kv-memory", "64KB", "--kv-bytes-per-token", 10, "--swap-space", "1600", PAGED_ENGINE_PREEMPT="swap"
+    )
+    assert told["settings"]["num_blocks"] == 400
+    assert told["settings"]["num_host_blocks"] == 10
+    assert told["settings"]["control"]["preempt"] == "swap"
+
+
+def test_repetitions_of_the_same_text_hit(trace: Path) -> None:
+    new, same = (predict(trace, "--requests", 5, "--repeat-as", how)["hits"]["found_tokens"] for how in ("new", "same"))
+    assert new < same
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--repeat", "0"], ["--repeat", "1 to 100000"]),
+        (["--repeat", "2", "--requests", "3"], ["--requests", "--repeat"]),
+        (["--repeat", "99999999"], ["--repeat"]),
+        (["--requests", "1e3"], ["--requests", "whole number"]),
+        (["--speed", "0"], ["--speed", "above 0"]),
+        (["--speed", "inf"], ["--speed", "above 0"]),
+        (["--step-seconds", "-1"], ["--step-seconds", "0 to 3600"]),
+        (["--token-seconds", "nan"], ["--token-seconds", "0 to 3600"]),
+        (["--num-blocks", "3", "--infinite"], ["--infinite", "--num-blocks"]),
+        (["--kv-memory", "100"], ["--kv-memory", "no block of 16 tokens", "368,640"]),
+        (["--scheduling-policy", "lifo"], ["--scheduling-policy", "fcfs", "shortest_prefill"]),
+        (["--preempt", "never"], ["--preempt", "recompute", "swap"]),
+        (["--allocation", "reserved", "--num-blocks", "9"], ["reserved", "38 blocks", "9"]),
+        (["--cost", "gpu"], ["--cost", "cpu", "none"]),
+    ],
+)
+def test_bad_settings_are_one_line_and_code_2(trace: Path, arguments: list[str], words: list[str]) -> None:
+    check_one_line(run(trace, *arguments), *words)
+
+
+def test_a_bad_trace_is_one_line_and_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({**LINE, "hash_ids": []}))
+    check_one_line(run(path), "bad.jsonl: line 1: hash_ids", "2 ids")
+    check_one_line(run(tmp_path / "none"), "none: cannot be read")
+    check_one_line(run(tmp_path), "cannot be read")
+
+
+def check_one_line(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_an_interrupt_prints_what_is_known_so_far(trace: Path) -> None:
+    process = subprocess.Popen(
+        command(trace, "--requests", 10_000_000, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "requests done" in process.stderr.readline()  # its first line of progress
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    told = json.loads(output)
+    assert told["simulation"]["complete"] is False
+    assert 0 < told["requests"]["completed"] < told["requests"]["total"] == 10_000_000
