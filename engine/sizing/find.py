@@ -31,7 +31,8 @@ def find_shape(name: str) -> ModelShape:
         path = Path(name).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:  # RuntimeError: `~` of a user who does not exist
-        raise ModelError(f"cannot look for the model {shortened(name)}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"cannot look for the model {shortened(name)}: {reason}") from error
     if name and is_folder:
         return _from_config(path / CONFIG, path.resolve().name)
     if is_file:

@@ -132,14 +132,14 @@ def _block_sizes(plan: CapacityPlan, color: bool) -> list[str]:
     near = [cost.block_size for cost in costs if cost.together - least <= 0.005]
     lines = [
         "Block size: the cost, as a share of the KV of a running request",
-        f"  {'size':>5}{'blocks':>10}{'lookups':>11}{'empty slots':>14}"
+        f"  {'size':>5}{'blocks':>10}{'lookups':>10}{'empty slots':>13}"
         f"{'in the tail':>14}{'in the table':>14}{'both':>10}",
     ]
     for cost in costs:
         mark = " ◀" if cost.block_size == plan.best_block_size else ""
         lines.append(
-            f"  {cost.block_size:>5}{in_number(round(cost.entries, 1)):>10}{cost.lookups:>11,.0f}"
-            f"{in_number(round(cost.empty_slots, 1)):>14}{in_percent(cost.fragmentation):>14}"
+            f"  {cost.block_size:>5}{in_number(cost.entries):>10}{cost.lookups:>10,.0f}"
+            f"{in_number(cost.empty_slots):>13}{in_percent(cost.fragmentation):>14}"
             f"{in_percent(cost.table):>14}{in_percent(cost.together):>10}{mark}"
         )
     lines += ["", *_plot(plan, color), ""]
