@@ -90,6 +90,7 @@ def add_command(commands: Any) -> None:
     )
     for name, what in COSTS.items():
         add(f"--{name}-seconds", type=duration, metavar="S", help=f"for {what} (default: as --cost has it)")
+    add("--no-partial-hits", action="store_true", help="find whole cached blocks alone, copy no parts of them")
     add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
     add("--json", action="store_true", help="print the prediction as JSON")
 
@@ -170,6 +171,7 @@ def _settings(arguments: argparse.Namespace, trace: tuple[TracedRequest, ...]) -
         speed=arguments.speed,
         requests=requests,
         fresh=arguments.repeat_as == "new",
+        partial_hits=not arguments.no_partial_hits,
         check_invariants=arguments.check_invariants,
     )
 

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True):
     speed: float = 1.0
     requests: int = 1
     fresh: bool = True  # each repetition of the trace is new text
+    partial_hits: bool = True  # also parts of cached blocks are found, and copied
     check_invariants: bool = False
 
 

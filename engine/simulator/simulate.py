@@ -33,7 +33,6 @@ class Simulator:
         self.arrivals = Arrivals(trace, settings.requests, settings.speed)
         self.clock = SimulatedClock()
         self._begun = time.perf_counter()
-        self._fresh = settings.fresh
         self.ideal = ideal_hits(trace, settings.block_size, settings.requests, settings.fresh)
         num_blocks = settings.num_blocks or unlimited_blocks(self.ideal, settings)
         info = EngineInfo(
@@ -53,6 +52,7 @@ class Simulator:
             settings.control,
             check_invariants=settings.check_invariants,
             clock=self.clock,
+            partial_hits=settings.partial_hits,
         )
         self.tally = Tally(num_blocks, settings.block_size)
         self._live: dict[str, tuple[Arrival, Request]] = {}

@@ -37,12 +37,15 @@ class TracedTokens(Sequence[int]):
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
-            ahead = list(chain.from_iterable(self._pieces(start, stop))) if start < stop else []
-            return ahead[::step] if step > 0 else [self[i] for i in range(start, stop, step)]
+            if step != 1:
+                return [self[place] for place in range(start, stop, step)]
+            pieces = list(self._pieces(start, stop)) if start < stop else []
+            # What lies in one piece stays a range: some bytes for a block, whatever its size.
+            return pieces[0] if len(pieces) == 1 else list(chain.from_iterable(pieces))
         place = index + self._length if index < 0 else index
         if not 0 <= place < self._length:
             raise IndexError(f"token {index} of {self._length}")

@@ -82,7 +82,8 @@ def test_hits_are_the_ideal_ones_where_requests_come_one_by_one() -> None:
     # The second finds 16 of 18 tokens, 5 of them generated; the third must compute its last block again.
     assert result.hits.ideal.reusable_blocks == 4 + 1 + 1
     assert result.hits.found_blocks == 6
-    assert result.hits.found_tokens == 24 + result.hits.copied_tokens
+    # The third copies the other 3 tokens before its last, the fourth the 3 of block two that it shares.
+    assert (result.hits.found_tokens, result.hits.copied_tokens) == (24 + 6, 6)
     assert result.hits.block_rate == 6 / (3 + 5 + 2 + 4)
 
 
@@ -114,6 +115,30 @@ def test_too_many_for_the_pool_are_preempted_and_still_served() -> None:
     assert tight.hits.looked_up_tokens == 32
     assert tight.hits.found_tokens == 0
     assert tight.throughput.computed_tokens > roomy.throughput.computed_tokens
+
+
+def test_swapping_costs_moves_and_loses_nothing() -> None:
+    trace = [traced(0.0, 30, (piece, 8)) for piece in range(4)]
+    pool = {"num_blocks": 20, "max_model_len": 40, "cost": STEP}
+    free = simulate(*trace, **pool, num_host_blocks=40, control=Control(preempt="swap"))
+    assert free.preemptions.swap > 0
+    assert free.preemptions.recompute == free.preemptions.lost_tokens == 0
+    assert free.preemptions.swapped_out_blocks > 0
+    assert free.throughput.computed_tokens == 4 * (8 + 30 - 1)
+    pool["cost"] = StepCost(step=1.0, token=0.0, context=0.0, move=0.25)
+    dear = simulate(*trace, **pool, num_host_blocks=40, control=Control(preempt="swap"))
+    # Out and back, 4 slots a block.
+    moves = 2 * free.preemptions.swapped_out_blocks * 4 * 0.25
+    assert dear.throughput.busy_seconds == free.throughput.busy_seconds + moves
+
+
+def test_parts_of_blocks_are_found_unless_whole_ones_are_wanted() -> None:
+    trace = [traced(0.0, 1, (1, 6), (2, 2)), traced(99.0, 1, (1, 6), (3, 2))]
+    found = simulate(*trace).hits
+    assert (found.found_tokens, found.copied_tokens, found.found_blocks) == (6, 2, 1)
+    assert found.token_rate == 6 / 16
+    whole = simulate(*trace, partial_hits=False).hits
+    assert (whole.found_tokens, whole.copied_tokens, whole.found_blocks) == (4, 0, 1)
 
 
 def test_a_reservation_wastes_what_it_does_not_fill() -> None:

@@ -34,7 +34,7 @@ def test_slices_are_those_of_a_list(request: TracedRequest, start: int, stop: in
     tokens = whole(request)
     listed = list(tokens)
     assert len(listed) == len(tokens) == request.prompt_tokens + request.output_tokens
-    assert tokens[start:stop:step] == listed[start:stop:step]
+    assert list(tokens[start:stop:step]) == listed[start:stop:step]
     assert [tokens[place] for place in range(-len(listed), len(listed))] == listed + listed
     with pytest.raises(IndexError):
         tokens[len(listed)]
@@ -44,10 +44,10 @@ def test_the_answer_comes_as_it_is_appended() -> None:
     request = traced(0.0, 3, (1, 4), answer=2)
     later = TracedTokens(traced(9.0, 1, (1, 4), (2, 3), (5, 1)), 0)
     tokens = TracedTokens(request, 0)
-    assert list(tokens) == later[:4]
+    assert list(tokens) == list(later[:4])
     for length in (5, 6, 7):
         tokens.append(0)
-        assert list(tokens) == later[:length]
+        assert list(tokens) == list(later[:length])
 
 
 @settings(max_examples=300)
