@@ -7,7 +7,7 @@ from engine.core_process import IDLE_SECONDS, CoreLoop, Sender
 from engine.framing import FrameSplitter, decode_from_core, frame
 from engine.messages import Add, Output, Outputs, Reply, Shutdown, Step
 from engine.request import RequestTooLarge
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import BeamParams, SamplingParams
 
 
 def test_a_stopped_reader_loses_old_records_and_no_outputs() -> None:
@@ -47,7 +47,7 @@ class FullCore:
 
     has_work = False
 
-    def add(self, request: str, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+    def add(self, *_: object) -> None:
         raise RequestTooLarge("too large")
 
     def step(self) -> tuple[tuple[Output, ...], None]:
@@ -57,14 +57,16 @@ class FullCore:
 def test_a_request_that_can_never_fit_is_refused_and_the_loop_goes_on() -> None:
     ours, theirs = socket.socketpair()
     inbox: queue.SimpleQueue = queue.SimpleQueue()
-    for message in (Add("a", (1,), SamplingParams(1)), Add("b", (1,), SamplingParams(1)), Shutdown()):
-        inbox.put(message)
+    inbox.put(Add("a", (1,), SamplingParams(1), siblings=("b", "c")))
+    inbox.put(Add("d", (1,), SamplingParams(1, beam=BeamParams(2)), siblings=("e",)))  # of beams one reports
+    inbox.put(Shutdown())
     sender = Sender(ours)
     CoreLoop(FullCore(), inbox, sender).run()  # type: ignore[arg-type]
     sender.close()
     received = [decode_from_core(body) for body in FrameSplitter().feed(theirs.recv(1 << 16))]
     assert received == [
-        Outputs((Output(request, finished="error", error="too large", refused=True),)) for request in "ab"
+        Outputs(tuple(Output(request, finished="error", error="too large", refused=True) for request in reporting))
+        for reporting in ("abc", "d")
     ]
     ours.close()
     theirs.close()

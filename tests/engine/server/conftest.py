@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,18 @@ class Server:
 
     def snapshot(self) -> dict:
         return self.http.get("/engine/snapshot").raise_for_status().json()
+
+    @contextmanager
+    def control(self, **changes) -> Iterator[None]:
+        """With other settings for a while."""
+        with self.http as http:
+            before = http.get("/engine/control").json()
+            before.pop("step")
+            http.patch("/engine/control", json=changes).raise_for_status()
+            try:
+                yield
+            finally:
+                http.patch("/engine/control", json=before).raise_for_status()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

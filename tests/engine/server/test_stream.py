@@ -43,6 +43,10 @@ async def traffic(http: httpx.AsyncClient, seed: int, stop: asyncio.Event) -> No
     while not stop.is_set():
         prompt = "shared beginning " * rng.randrange(4) + str(rng.random())
         body = {"prompt": prompt, "max_tokens": rng.choice([1, 5, 40, 120]), "seed": rng.randrange(9)}
+        body |= rng.choice([{}, {"n": 3}, {"n": 2, "use_beam_search": True}, {"prompt_logprobs": 1}, {"priority": 1}])
+        body |= rng.choice([{}, {"cache_salt": "s"}, {"prefix_cache": False}, {"timeout": 0.05}, {"best_of": 3}])
+        if "use_beam_search" in body:
+            body.pop("best_of", None)
         ask = asyncio.create_task(http.post("/v1/completions", json=body))
         if rng.random() < 0.3:
             await asyncio.sleep(rng.random() / 20)
@@ -60,6 +64,9 @@ async def switches(http: httpx.AsyncClient, stop: asyncio.Event) -> None:
                 {"prefix_cache": rng.random() < 0.5, "chunked_prefill": rng.random() < 0.5},
                 {"max_num_batched_tokens": rng.choice([16, 64, 512])},
                 {"max_num_seqs": rng.choice([2, 8, 64])},
+                {"scheduling_policy": rng.choice(["fcfs", "priority", "shortest_prefill"]), "max_wait": 0.2},
+                {"max_prefill_chunk": rng.choice([0, 16, 48])},
+                {"reserved_fit": rng.choice(["first", "best"])},
             ]
         )
         answer = (await http.patch("/engine/control", json=change)).raise_for_status().json()
@@ -127,7 +134,7 @@ def test_control_tells_the_step_it_holds_from(http: httpx.Client) -> None:
 
 def samples(text: str) -> dict[str, float]:
     """`name`, or `name/value` of a label that splits it, to value."""
-    splitting = ("finished_reason", "source", "sleep_state")
+    splitting = ("finished_reason", "source", "sleep_state", "cause", "by")
     return {
         "/".join([sample.name, *(sample.labels[label] for label in splitting if label in sample.labels)]): sample.value
         for family in text_string_to_metric_families(text)
@@ -147,6 +154,15 @@ def check_metrics(found: dict[str, float], snapshot: Snapshot) -> None:
     assert found["vllm:request_success_total/error"] == counters.failed
     assert found["vllm:prefix_cache_queries_total"] == sharing.looked_up_tokens
     assert found["vllm:prefix_cache_hits_total"] == sharing.found_tokens
+    assert found["vllm:request_success_total/deadline"] == counters.expired
+    for name in ("forks", "copied_blocks", "swapped_out_blocks", "swapped_in_blocks", "recomputed_tokens"):
+        assert found[f"paged:{name}_total"] == getattr(counters, name), name
+    assert found["paged:expired_requests_total"] == counters.expired
+    assert found["paged:forked_tokens_total"] == sharing.forked_tokens
+    for cause in ("decoded", "copied", "evicted"):
+        assert found[f"paged:prefix_cache_tokens_by_cause_total/{cause}"] == getattr(sharing, f"{cause}_tokens")
+    assert found["paged:host_blocks_used"] == snapshot.host_blocks
+    assert found["paged:host_blocks"] == snapshot.engine.num_host_blocks
     assert found["vllm:num_requests_waiting"] == snapshot.queue.length
     statuses = [request.status for request in snapshot.requests]
     assert found["vllm:num_requests_running"] == statuses.count("running")
@@ -156,13 +172,17 @@ def check_metrics(found: dict[str, float], snapshot: Snapshot) -> None:
 
 
 def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
-    for _ in range(2):
+    for n in (1, 1, 3):
         body = {"prompt": "a prompt of three blocks, the second time found", "max_tokens": 5, "ignore_eos": True}
+        body["n"] = n
         http.post("/v1/completions", json=body).raise_for_status()
     snapshot = decode_snapshot(http.get("/engine/snapshot").content)
     text = http.get("/metrics").text
     found = samples(text)
     check_metrics(found, snapshot)
+    assert found["paged:forks_total"] >= 2
+    by_kind = [found[f"paged:preemptions_total/{by}"] for by in ("recompute", "swap")]
+    assert sum(by_kind) == snapshot.counters.preemptions
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in text
     finished = snapshot.counters
     ended = finished.stopped + finished.length_capped + finished.aborted
