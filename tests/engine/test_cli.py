@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import make_parser, size
+from engine.cli import _config, make_parser, size
+from engine.protocol import Control
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -63,6 +64,13 @@ def test_bad_sizes(text: str) -> None:
         (["--kv-memory", "lots"], ["--kv-memory", "512MiB"]),
         (["--block-size", "0"], ["--block-size", "1 to 1024"]),
         (["--max-num-seqs", "5000"], ["--max-num-seqs", "4096"]),
+        (["--max-prefill-chunk", "-1"], ["--max-prefill-chunk", "0 to 1048576"]),
+        (["--max-wait", "0"], ["--max-wait", "above 0, at most 86400"]),
+        (["--max-wait", "nan"], ["--max-wait", "seconds"]),
+        (["--scheduling-policy", "lifo"], ["--scheduling-policy", "fcfs", "shortest_prefill"]),
+        (["--reserved-fit", "worst"], ["--reserved-fit", "first", "best"]),
+        (["--preempt", "never"], ["--preempt", "recompute", "swap", "auto"]),
+        (["--swap-space", "-1"], ["--swap-space", "512MiB"]),
         (["--max-model-len", "-1"], ["--max-model-len", "at least 1"]),
         (["--model", "\udcff"], ["--model", "UTF-8"]),
         (["--served-model-name", "a", "\udcff"], ["--served-model-name", "UTF-8"]),
@@ -96,6 +104,18 @@ def test_settings_from_the_environment_give_way_to_flags(monkeypatch: pytest.Mon
     assert (arguments.model, arguments.kv_memory) == ("tiny", 2 << 30)
     assert (arguments.no_prefix_cache, arguments.no_chunked_prefill) == (True, False)
     assert arguments.served_model_name == ["a", "b"]
+
+
+def test_settings_of_scheduling_reach_the_control() -> None:
+    plain = _config(make_parser().parse_args(["serve"]))
+    assert (plain.control, plain.swap_space) == (Control(), 0)
+    flags = "--reserved-fit best --scheduling-policy priority --max-prefill-chunk 64 --max-wait 2.5 --preempt swap"
+    config = _config(make_parser().parse_args(["serve", *flags.split(), "--swap-space", "1GiB"]))
+    assert config.swap_space == 1 << 30
+    assert config.control == Control(
+        reserved_fit="best", scheduling_policy="priority", max_prefill_chunk=64, max_wait=2.5, preempt="swap"
+    )
+    assert _config(make_parser().parse_args(["serve", "--swap-space", "0"])).swap_space == 0
 
 
 def test_help_imports_neither_torch_nor_aiohttp() -> None:
@@ -146,3 +166,7 @@ def test_settings_the_model_cannot_have() -> None:
     check_one_line(run("serve", "--model", "tiny", "--port", "0", *too_long), "--max-model-len", "4096")
     too_small = ["--kv-memory", "100"]
     check_one_line(run("serve", "--model", "tiny", "--port", "0", *too_small), "--kv-memory")
+    too_much = ["--swap-space", "900TiB"]
+    check_one_line(run("serve", "--model", "tiny", "--port", "0", *too_much), "--swap-space")
+    without = ["--preempt", "swap"]
+    check_one_line(run("serve", "--model", "tiny", "--port", "0", *without), "preempt", "swap")
