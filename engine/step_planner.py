@@ -139,7 +139,9 @@ class StepPlanner:
             if not self._prompt_fits_budget(request.num_tokens - found):
                 self._note(Wait(request.id, "tokens"))
                 return
+            children = request.children
             wait = scheduler.admit(request, prefix, owed)
+            candidates.extend(child for child in children if child.parent is None)  # they now run on their own
             if wait is not None:
                 self._note(wait)
                 if wait.cause == "hole":
@@ -169,6 +171,7 @@ class StepPlanner:
             for member in scheduler.members(request):
                 if not self.kv.grow(member, member.num_tokens):
                     raise IllegalState(f"request {member.id} was admitted and does not fit")
+        self._note_unforked()
 
     def _begin(self, request: Request) -> None:
         if request.beams is not None and request.beams.together and len(request.beams.members) > 1:
