@@ -381,6 +381,7 @@ class Scheduler:
                 if member in self.unforked:
                     self._end(member, reason)
                 else:
+                    member.tokens.append(result.sampled[member.id].token_id)  # its row tells of one
                     self._finish(member, reason)
         else:
             self._continue(group, going, now)
