@@ -37,7 +37,6 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     _require(all(pool.references[block] for block in targets), "a block is moved into that nobody holds")
     hosts = [host for _, host in plan.swap_out]
     _require(len(set(hosts)) == len(hosts), "a host block is moved into twice in a step")
-    _require({host for host, _ in plan.swap_in}.isdisjoint(hosts), "a host block is read and written in a step")
     pins = Counter(copy.source for copy in plan.copies)
     _require(pins == pool.pins, "the blocks that are pinned are not those that copies read")
 

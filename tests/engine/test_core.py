@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from engine.block_pool import IllegalState
 from engine.core import ControlError, EngineCore, seeded
 from engine.invariants import InvariantViolated, check_state
 from engine.messages import BeamOutput
-from engine.protocol import Control, PoolTotals, Record, decode_item, encode
+from engine.protocol import Control, PoolTotals, Record, WaitCause, decode_item, encode
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
@@ -22,13 +24,13 @@ from tui.fold import EngineFold, MissingRecords
 
 CONTROLS = st.builds(
     Control,
-    batching=st.sampled_from(["continuous", "static"]),
-    allocation=st.sampled_from(["paged", "reserved"]),
+    batching=st.sampled_from(["continuous", "continuous", "static"]),
+    allocation=st.sampled_from(["paged", "paged", "reserved"]),
     reserved_fit=st.sampled_from(["first", "best"]),
-    prefix_cache=st.booleans(),
+    prefix_cache=st.sampled_from([True, True, False]),
     chunked_prefill=st.booleans(),
     max_num_seqs=st.integers(1, 8),
-    max_num_batched_tokens=st.sampled_from([1, 2, 5, 16, 64]),
+    max_num_batched_tokens=st.sampled_from([16, 64, 5, 2, 1]),
     max_prefill_chunk=st.sampled_from([0, 0, 1, 6]),
     scheduling_policy=st.sampled_from(["fcfs", "priority", "shortest_prefill"]),
     max_wait=st.sampled_from([0.0, 0.01, 10.0]),
@@ -49,6 +51,9 @@ BEAMS = st.builds(
 )
 
 
+REACHED: Counter[str] = Counter()  # what the machine's runs have come to
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Drives an engine whose device checks every context; the model is `expected_output`, and the fold."""
 
@@ -56,7 +61,7 @@ class EngineMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 16]),
         max_model_len=st.sampled_from([6, 20, 48]),
         reservations=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
-        host_blocks=st.sampled_from([0, 3, 100]),
+        host_blocks=st.sampled_from([100, 100, 3, 0]),
         control=CONTROLS,
     )
     def start(
@@ -70,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.tokens: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.added = 0
+        self.interrupted = False  # requests are aborted while a step runs, the next in turn perhaps
 
     @rule(
         shared=st.integers(0, 40),
@@ -138,7 +144,9 @@ class EngineMachine(RuleBasedStateMachine):
             runner = self.core.runner
             assert isinstance(runner, MirrorRunner)
             runner.during = lambda: self.core.abort(name)
+            self.interrupted = True
             self.step()
+            self.interrupted = False
             runner.during = lambda: None
         else:
             self.core.abort(name)
@@ -173,13 +181,30 @@ class EngineMachine(RuleBasedStateMachine):
         self.core.clear_cache()
         assert not len(self.core.pool.cache)
 
-    @rule(which=st.integers(0, 30))
-    def preempt(self, which: int) -> None:
-        """Preemption at any time: the plan's own comes where memory runs out."""
+    @rule(which=st.integers(0, 30), swap=st.booleans())
+    def preempt(self, which: int, swap: bool) -> None:
+        """Preemption at any step's beginning: the plan's own comes where memory runs out."""
         scheduler = self.core.scheduler
+        if swap and self.core.info.num_host_blocks:
+            self.core.set_control(msgspec.structs.replace(self.core.control, preempt="swap"))
         running = [r for r in scheduler.running if r.reason is None and r.table]
         if running:
             scheduler.preempt(running[which % len(running)])
+            self.step()
+
+    @rule(prompts=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 24)), min_size=2, max_size=5))
+    def add_many(self, prompts: list[tuple[int, int]]) -> None:
+        """Requests that begin alike and go on for long: they share, and run out of memory together."""
+        for shared, max_tokens in prompts:
+            self.add_plain([*range(shared), 40, *range(9)], max_tokens)
+
+    def add_plain(self, prompt: list[int], max_tokens: int) -> None:
+        sampling, limit = greedy(max_tokens, ignore_eos=True), self.core.info.max_model_len
+        if len(prompt) < limit:
+            name = f"r{self.added}"
+            self.core.add(name, prompt, sampling)
+            self.wanted[name], self.tokens[name] = expected_output(prompt, sampling, limit), []
+            self.added += 1
 
     @rule(count=st.integers(1, 12))
     def run(self, count: int) -> None:
@@ -199,6 +224,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.searched.pop(name, None)
             elif output.beams:
                 assert output.beams == self.searched.pop(name)
+                REACHED["beam searches"] += 1
             elif output.finished is not None:
                 assert (self.tokens[name], output.finished) == self.wanted.pop(name)
 
@@ -219,11 +245,23 @@ class EngineMachine(RuleBasedStateMachine):
             record.control.max_num_batched_tokens, info.max_model_len + len(record.rows)
         )
         assert len(record.copies) == len({copy.target for copy in record.copies})
-        assert (record.queue.head is None) <= (record.queue.length == 0 or not record.rows)
+        REACHED.update(f"waits for {record.queue.head.cause}" for _ in range(1) if record.queue.head)
+        REACHED.update(f"preempted by {lost.by}" for lost in record.preempted)
+        REACHED["copies"] += len(record.copies)
+        REACHED["forks"] += sum(joined.parent is not None for joined in record.joined)
+        REACHED["blocks brought back"] += sum(joined.swapped_blocks for joined in record.joined)
+        REACHED["tokens copied out of other blocks"] += sum(joined.copied_tokens for joined in record.joined)
+        REACHED.update(f"ends by {left.reason}" for left in (*record.left, *record.held))
+        head = record.queue.head
+        if head is not None:
+            assert self.fold.requests[head.request].status == "waiting"
+        elif record.queue.length and record.rows:
+            assert self.interrupted, "a request waits and nobody knows why"
 
     @invariant()
     def agrees(self) -> None:
         if hasattr(self, "core"):
+            REACHED["machine steps"] += 1
             check_state(self.core.scheduler)
             record = self.core.flush()
             if record is not None:
@@ -250,6 +288,21 @@ EngineMachine.TestCase.settings = settings(
     max_examples=STEPS, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.pytestmark = [pytest.mark.timeout(0 if STEPS > 1000 else 300)]  # type: ignore[attr-defined]
+
+
+def test_the_machine_came_to_everything():
+    """Runs after the machine: what it never reaches it does not test."""
+    if not REACHED:
+        pytest.skip("the machine has not run")
+    print(dict(REACHED))
+    causes = [f"waits for {cause}" for cause in get_args(WaitCause)]
+    ends = [f"ends by {reason}" for reason in ("stop", "length", "abort", "deadline")]
+    wanted = ["copies", "forks", "blocks brought back", "tokens copied out of other blocks", "beam searches"]
+    wanted += ["preempted by swap", "preempted by recompute"]
+    assert REACHED["machine steps"] >= 30 * STEPS
+    if STEPS >= 1000:  # a short run is chance
+        assert [what for what in (*causes, *ends, *wanted) if not REACHED[what]] == []
 
 
 def test_a_snapshot_is_refused_while_changes_wait_for_a_record():
