@@ -328,27 +328,22 @@ class History:
                 self._tpot.append((record.time, (last - known.first_token) / (generated - 1)))
 
     def _began(self, record: Record) -> float:
-        """When a record's step began: when the last record was made, or later."""
-        if not record.rows:
-            return record.time
+        """When a record's work began: when the last record was made, or later."""
         spent = record.durations
         began = record.time - (step_seconds(spent) - spent.publish)
         return max(began, self._times[-1]) if self._times else began
 
     def _add(self, record: Record, began: float) -> None:
-        """Add a record's sums, spread over its step."""
-        if not record.rows:
-            self._push(record.time, self._held_until(record.time), record.queue.length)
-            self._waste = record.waste
-            return
-        if self._times and began > self._times[-1]:
-            self._push(began, self._held_until(began), self._queues[-1])
-        if began < self._columns_end:
-            self._columns = {key: window for key, window in self._columns.items() if window.end <= began}
-            self._columns_end = began
+        """Add a record's sums, spread over the time that it took. Without rows it moved blocks, or only tells."""
+        if began < record.time:
+            if self._times and began > self._times[-1]:
+                self._push(began, self._held_until(began), self._queues[-1])
+            if began < self._columns_end:
+                self._columns = {key: window for key, window in self._columns.items() if window.end <= began}
+                self._columns_end = began
         more = Totals(
-            steps=1,
-            step_seconds=step_seconds(record.durations),
+            steps=bool(record.rows),
+            step_seconds=step_seconds(record.durations) if record.rows else 0.0,
             transfer_seconds=record.durations.transfer,
             prefill_tokens=sum(row.tokens for row in record.rows if row.kind == "prefill"),
             output_tokens=sum(row.sampled for row in record.rows),

@@ -86,7 +86,7 @@ def simulated() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def recording() -> list[Snapshot | Record]:
-    """Static + reserved for 130 records, then continuous + paged for 130."""
+    """Static + reserved for 130 records, then continuous + paged for 48, with forks, copies and swaps."""
     with gzip.open(HERE / "recording.jsonl.gz", "rb") as file:
         return [decode_item(line) for line in file]  # type: ignore[misc]
 

@@ -15,9 +15,11 @@ import msgspec
 from engine.core import EngineCore
 from engine.plan import Sampled, StepPlan, StepResult
 from engine.protocol import Control, Durations, EngineInfo, Record, Snapshot, encode
+from engine.request import RequestTooLarge
 from engine.sampling_params import SamplingParams
 
 STATIC_RESERVED = Control(batching="static", allocation="reserved")
+MOVE_SECONDS = 0.0004  # of one block, copied or swapped
 DURATIONS = Durations(0.0004, 0.0009, 0.0486, 0.0012, 0.0006)
 
 
@@ -34,9 +36,10 @@ class _Runner:
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
-        self._clock.time += 0.05 + 0.0002 * plan.num_tokens
-        sampled = {row.request_id: Sampled(7) for row in plan.rows if row.samples}
-        return StepResult(sampled, 0.0009, 0.0486, 0.0012)
+        transfer = MOVE_SECONDS * plan.num_moves
+        self._clock.time += 0.05 + 0.0002 * plan.num_tokens + transfer
+        sampled = {draw.request_id: Sampled(7) for row in plan.rows for draw in row.draws}
+        return StepResult(sampled, 0.0009, 0.0486, 0.0012, transfer=transfer)
 
 
 def simulate(
@@ -48,8 +51,14 @@ def simulate(
     system_tokens: int = 1000,
     seed: int = 1,
     aborts: float = 0.0,
+    host_blocks: int = 0,
+    follow: float = 0.0,
+    forked: float = 0.0,
 ) -> Iterator[Snapshot | Record]:
-    """A snapshot, then `steps` records of random chats; `controls` are set before the record of that number."""
+    """A snapshot, then `steps` records of random chats; `controls` are set before the record of that number.
+
+    `follow` is how many requests go on with a chat that has had its answer, `forked` how many want three answers.
+    """
     chance, clock = random.Random(seed), _Clock()
     info = EngineInfo(
         model="smollm2-135m",
@@ -60,30 +69,62 @@ def simulate(
         kv_bytes_per_token=23_040,
         max_model_len=max_model_len,
         version="0.1.0",
+        num_host_blocks=host_blocks,
     )
     controls = controls or {}
     core = EngineCore(_Runner(clock), info, controls.get(0, Control()), clock=clock, check_invariants=True)
     yield _timeless(core.snapshot())
     system = [chance.randrange(1000) for _ in range(system_tokens)]
+    chats: dict[str, list[int]] = {}  # under way
+    answered: list[list[int]] = []
     arrival, arrived, made = clock.time, 0, 0
     while made < steps:
         while clock.time >= arrival:
             arrived += 1
             arrival += chance.expovariate(rate)
-            prompt = system + [chance.randrange(1000) for _ in range(chance.randrange(20, 300))]
+            name = f"chatcmpl-{arrived:04d}"
+            goes_on = follow and answered and chance.random() < follow
+            before = answered.pop(chance.randrange(len(answered))) if goes_on else system
+            prompt = before + [chance.randrange(1000) for _ in range(chance.randrange(20, 300))]
             answer = int(chance.paretovariate(1.2) * 25) % 400 + 8
-            core.add(f"chatcmpl-{arrived:04d}", prompt, SamplingParams(max_tokens=answer))
+            siblings = [f"{name}-{i}" for i in (1, 2)] if forked and chance.random() < forked else []
+            try:
+                core.add(name, prompt, SamplingParams(max_tokens=answer), siblings=siblings)
+            except RequestTooLarge:
+                continue
+            chats[name] = prompt
         if aborts and chance.random() < aborts:
             core.abort(chance.choice([*core.scheduler.requests, "nobody"]))
         if made in controls:
             core.set_control(controls[made])
-        _, record = core.step()
+        outputs, record = core.step()
+        for output in outputs:
+            if output.request in chats:
+                chats[output.request] += [] if output.token_id is None else [output.token_id]
+                if output.finished:
+                    answered.append(chats.pop(output.request))
         if record is None:
             clock.time = max(clock.time + 0.01, arrival)
             continue
         made += 1
-        durations = DURATIONS if record.rows else record.durations
+        timeless = DURATIONS if record.rows else Durations(0.0, 0.0, 0.0, 0.0, 0.0)
+        durations = msgspec.structs.replace(timeless, transfer=record.durations.transfer)
         yield msgspec.structs.replace(record, durations=durations)
+
+
+def recorded(steps: int = 178) -> Iterator[Snapshot | Record]:
+    """The recording: a pool that static batches waste, and that continuous ones share, fill and swap out of."""
+    return simulate(
+        steps,
+        {0: STATIC_RESERVED, 130: Control()},
+        blocks=560,
+        max_model_len=1920,
+        rate=5.0,
+        seed=7,
+        host_blocks=256,
+        follow=0.5,
+        forked=0.25,
+    )
 
 
 def _timeless(snapshot: Snapshot) -> Snapshot:
@@ -93,5 +134,5 @@ def _timeless(snapshot: Snapshot) -> Snapshot:
 
 if __name__ == "__main__":
     with gzip.GzipFile(sys.argv[1], "wb", mtime=0) as file:
-        for item in simulate(260, {0: STATIC_RESERVED, 130: Control()}, rate=2.2):
+        for item in recorded():
             file.write(encode(item) + b"\n")

@@ -136,8 +136,7 @@ async def test_pause_holds_the_view_and_counts_what_came(running, recording, sim
         await screen.press(key)
         assert "paused, 0 records since" in screen.text("header")
         feed = screen.app.session.feed
-        items = list(simulated.simulate(280, {0: simulated.STATIC_RESERVED, 130: simulated.Control()}, rate=2.2))
-        for newer in items[len(recording) :]:
+        for newer in list(simulated.recorded(len(recording) + 19))[len(recording) :]:
             feed._take(newer)
         screen.app.draw_frame()
         assert "paused, 20 records since" in screen.text("header")

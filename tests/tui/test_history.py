@@ -40,7 +40,7 @@ def snapshot(seq=0, time=100.0, control=Control(), queue=Queue()):  # noqa: B008
 def record(seq, time, rows=(), **changes):
     fields = {
         "control": Control(),
-        "durations": Durations(0.01, 0.01, 0.05, 0.01, 0.02),
+        "durations": Durations(0.01, 0.01, 0.05, 0.01, 0.02) if rows else Durations(0, 0, 0, 0, 0),
         "arrived": (),
         "joined": (),
         "preempted": (),
@@ -253,6 +253,10 @@ def test_a_swapped_request_is_marked_and_counted_with_what_it_cost():
     assert run.history.steps[-1].cells[0].end == "preempted"
     # The step began at 105.25: its copies are a part of it.
     assert run.history.window(105.0, 105.2).steps == 0
+    run.take(record(7, 107.5, [], durations=Durations(0, 0, 0, 0, 0, 0.5)))  # nothing but blocks coming back
+    after = run.history.window(106.5, 107.5)
+    assert (after.transfer_seconds, after.steps, after.step_mean) == (0.5, 0, None)
+    assert run.history.window(106.5, 107.25).transfer_seconds == pytest.approx(0.25)
 
 
 def test_a_fork_computes_nothing_and_its_first_token_counts():

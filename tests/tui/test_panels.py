@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from engine.protocol import Control, Copy, Counters, Preempted, Queue, Wait
+from engine.protocol import Control, Queue, Wait
 from tui import figures, scene
 from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED
 from tui.look import ASCII, UNICODE, Look
@@ -87,62 +87,57 @@ def test_sharing_and_waste_are_the_ledgers(frames):
 
 
 @pytest.fixture(scope="module")
-def busy(simulated, fold, frame):
-    """A frame in which everything happened that a preempting, forking engine with swap space can tell."""
-    replace = msgspec.structs.replace
-    snapshot, *records = simulated.simulate(150, blocks=900, rate=6)
-    before, last = records[-2], records[-1]
-    engine = replace(snapshot.engine, num_host_blocks=400)
-    counters = Counters(prefill_tokens=900, decode_tokens=100, preemptions=4, copied_blocks=40, swapped_out_blocks=310,
-                        swapped_in_blocks=300, recomputed_tokens=17)  # fmt: skip
-    ids = [row.request for row in last.rows]
-    shared, own = (fold([snapshot, *records]).fold.requests[ids[1]].table[index] for index in (0, -1))
-    records[-2] = replace(
-        before,
-        preempted=(
-            Preempted(ids[0], 1200, "swap", 75, 0.048, 0.0012),
-            Preempted(ids[2], 80, "recompute", 0, None, 0.2),
-        ),
-        copies=(),
-    )
-    records[-1] = replace(
-        last,
-        copies=(Copy(ids[1], shared, own, 8),),
-        preempted=(),
-        rows=(*last.rows[:-1], replace(last.rows[-1], kind="fork", tokens=0)),
-        durations=replace(last.durations, transfer=0.0023),
-        sharing=replace(last.sharing, decoded_tokens=400, copied_tokens=33, evicted_tokens=123, forked_tokens=5400),
-        queue=Queue(3, 2.0, Wait(ids[0], "blocks", 12, 3)),
-        host_blocks=100,
-    )
-    return frame(fold([replace(snapshot, engine=engine, counters=counters), *records]))
+def busy(recording, fold, frame):
+    """The end of the recording: preempted both ways, swapped out in part, copied in the last step, a queue."""
+    return frame(fold(recording))
 
 
-def test_sharing_is_told_by_cause(busy):
-    ledger = busy.view.sharing
+def test_sharing_is_told_by_cause(busy, recording):
+    ledger, copied = busy.view.sharing, busy.view.counters.copied_blocks
     shown = text("sharing", busy, 80, 20)
-    assert value(shown, "in blocks of prompts") == f"{ledger.found_tokens - 400:,}"
-    assert value(shown, "in blocks with answers") == "400"
-    assert value(shown, "of both, copied out of a part of a block") == "33"
-    assert value(shown, "missed: cached once, evicted since") == "123"
-    assert value(shown, "shared with a parent by forks") == "5,400"
-    assert re.search(rf"this step and in all +1   {busy.view.counters.copied_blocks:,}\b", shown)
-    assert value(text("sharing-open", busy, 23, 5), "forked") == "5,400"
-    assert value(text("sharing", busy, 23, 12), "copied") == f"{busy.view.counters.copied_blocks:,}"
+    assert value(shown, "in blocks of prompts") == f"{ledger.found_tokens - ledger.decoded_tokens:,}"
+    assert value(shown, "in blocks with answers") == f"{ledger.decoded_tokens:,}"
+    assert value(shown, "of both, copied out of a part of a block") == f"{ledger.copied_tokens:,}"
+    assert value(shown, "missed: cached once, evicted since") == f"{ledger.evicted_tokens:,}"
+    assert value(shown, "shared with a parent by forks") == f"{ledger.forked_tokens:,}"
+    assert re.search(rf"this step and in all +{len(recording[-1].copies)}   {copied}\b", shown)
+    assert min(ledger.copied_tokens, ledger.forked_tokens, len(recording[-1].copies)) > 0
+    assert value(text("sharing-open", busy, 23, 5), "forked") == f"{ledger.forked_tokens:,}"
+    assert value(text("sharing", busy, 23, 12), "copied") == f"{copied:,}"
 
 
-def test_preemption_is_told_with_what_it_cost(busy):
-    counters = busy.view.counters
-    shown = text("waste", busy, 80, 10)
-    assert f"preempted {counters.preemptions:>9}  last 60 s: 1 by swap, 1 by recompute, transfer 2.3 ms" in shown
-    assert re.search(rf"recomputed +{counters.recomputed_tokens}  tokens, \d\.\d % of all computed", shown)
-    assert "swapped         100  of 400 host blocks, so far 310 out, 300 back" in shown
-    assert re.search(r"last +\d{4}  by recompute: 80 tokens, — expected, swap 200 ms", shown)
+def test_answers_found_and_blocks_evicted_are_told(simulated, fold, frame):
+    shown_frame = frame(fold(simulated.simulate(400, blocks=220, rate=1.5, follow=0.6)))
+    ledger, shown = shown_frame.view.sharing, text("sharing", shown_frame, 80, 20)
+    assert value(shown, "in blocks with answers") == f"{ledger.decoded_tokens:,}" != "0"
+    assert value(shown, "missed: cached once, evicted since") == f"{ledger.evicted_tokens:,}" != "0"
+    assert figures.percent(ledger.evicted_tokens / ledger.looked_up_tokens) in shown
+
+
+def test_preemption_is_told_with_what_it_cost(busy, recording):
+    view, records = busy.view, recording[1:]
+    counters, preempted = view.counters, [one for record in records for one in record.preempted]
+    swaps = sum(one.by == "swap" for one in preempted)
+    assert 0 < swaps < len(preempted) == counters.preemptions
+    shown = text("waste", busy, 90, 10)
+    kinds = f"{swaps} by swap, {len(preempted) - swaps} by recompute"
+    assert re.search(rf"preempted +{len(preempted)}  last 60 s: {kinds}", shown)
+    assert f"transfer {figures.seconds(sum(record.durations.transfer for record in records))}" in shown
+    again = figures.percent(counters.recomputed_tokens / (counters.prefill_tokens + counters.decode_tokens))
+    assert re.search(rf"recomputed +{counters.recomputed_tokens:,}  tokens, {again} of all computed", shown)
+    moved = f"so far {counters.swapped_out_blocks} out, {counters.swapped_in_blocks} back"
+    assert re.search(rf"swapped +{view.host_blocks}  of 256 host blocks, {moved}", shown)
+    last = preempted[-1]
+    costs = f"{figures.seconds(last.recompute_seconds)} expected, swap {figures.seconds(last.swap_seconds)}"
+    assert f"{last.request[-4:]}  by {last.by}: {last.lost_tokens:,} tokens, {costs}" in shown
     small = text("waste", busy, 23, 9)
-    assert (value(small, "preempted"), value(small, "recomputed"), value(small, "swapped")) == (
-        f"{counters.preemptions}", f"{counters.recomputed_tokens}", "100",
-    )  # fmt: skip
-    assert "swap 25 %" in text("blocks", busy, 80, 14)
+    for name, figure in (
+        ("preempted", counters.preemptions),
+        ("recomputed", counters.recomputed_tokens),
+        ("swapped", view.host_blocks),
+    ):
+        assert value(small, name) == f"{figure:,}" != "0"
+    assert f"swap {figures.percent(view.host_blocks / 256)}" in text("blocks", busy, 80, 14)
 
 
 def test_without_swap_space_there_is_nothing_of_it(frames):
@@ -150,22 +145,29 @@ def test_without_swap_space_there_is_nothing_of_it(frames):
     assert "host blocks" not in text("waste", frames[-1], 80, 10)
 
 
-def test_copied_blocks_are_marked_and_counted(busy):
-    shown = text("blocks", busy, 100, 16)
-    assert f"{UNICODE.source}{UNICODE.target} copied 1" in shown.splitlines()[0]
-    body = "".join(line[1:-1] for line in shown.splitlines()[1:-1])
-    assert (body.count(UNICODE.source), body.count(UNICODE.target)) == (1, 1)
+def test_copied_blocks_are_marked_and_counted(busy, recording):
+    pairs = [(copy.source, copy.target) for copy in recording[-1].copies]
+    body = "".join(line[2:-2] for line in text("blocks", busy, 104, 16).splitlines()[1:-1])
+    assert [(body[source], body[target]) for source, target in pairs] == [(UNICODE.source, UNICODE.target)] * len(pairs)
+    marks = f"{UNICODE.source}{UNICODE.target} copied {body.count(UNICODE.target)}"
+    assert marks in text("blocks", busy, 104, 16).splitlines()[0]
 
 
-def test_a_step_that_moves_blocks_says_how_long(busy):
-    assert "transfer 2.3 ms" in text("speed", busy, 30, 9)
-    assert re.search(r"transfer 2\.3 forward 48\.6 .*ms", text("batch", busy, 80, 12).splitlines()[-1])
+def test_a_step_that_moves_blocks_says_how_long(busy, recording):
+    spent = recording[-1].durations
+    assert f"transfer {figures.seconds(spent.transfer)}" in text("speed", busy, 30, 9)
+    split = text("batch", busy, 80, 12).splitlines()[-1]
+    assert f"transfer {spent.transfer * 1000:.1f} forward 48.6 " in split
 
 
-def test_a_fork_has_its_own_mark(busy):
-    shown = text("batch", busy, 120, 30).splitlines()
-    assert f"{UNICODE.fork} 1 fork" in shown[0]
-    assert sum(f"{UNICODE.fork}│" in line for line in shown[1:]) == 1
+def test_a_fork_has_its_own_mark(recording, fold, frame):
+    newest = max(
+        index for index, record in enumerate(recording[1:], 1) if any(row.kind == "fork" for row in record.rows)
+    )
+    forks = sum(row.kind == "fork" for row in recording[newest].rows)
+    shown = text("batch", frame(fold(recording[: newest + 1])), 120, 60).splitlines()
+    assert f"{UNICODE.fork} {forks} fork" in shown[0]
+    assert sum(f"{UNICODE.fork}│" in line for line in shown[1:]) == forks
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_a_lane_shows_prefill_decode_and_end(fold, frame, simulated):
 def test_requests_that_do_not_fit_are_counted(fold, frame, simulated):
     big = frame(fold(simulated.simulate(120, rate=20.0)))
     shown = text("batch", big, 60, 8).splitlines()
-    rows = 8 - 3
+    rows = 8 - 3 - (big.view.queue.head is not None)
     assert f"and {len(big.view.lanes) - (rows - 1)} more requests in the batch" in "\n".join(shown)
 
 

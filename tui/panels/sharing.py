@@ -82,6 +82,7 @@ def _wide(view: View, inner: int, rows: int, look: Look) -> list[Line]:
             figures.count(ledger.resumed_found_tokens),
             share(ledger.resumed_found_tokens, resumed),
         ),
+        row("without sharing, of this pool", "", share(ledger.logical_blocks, total)),
     ]
     return body if rows >= len(body) else [line for line in body if line]
 
