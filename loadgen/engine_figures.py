@@ -111,9 +111,9 @@ class EngineFigures:
         self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
         self._preempted.update(preempted.by for preempted in record.preempted)
         self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks)
+        self._transfer_seconds += record.durations.transfer
         if record.rows:
             self._step_seconds.append(sum(msgspec.structs.astuple(record.durations)))
-            self._transfer_seconds += record.durations.transfer
             self._rows += len(record.rows)
             self._peak_rows = max(self._peak_rows, len(record.rows))
         waste, sharing = record.waste, record.sharing
