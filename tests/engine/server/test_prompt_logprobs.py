@@ -4,6 +4,10 @@ import httpx
 import openai
 import pytest
 
+from engine.messages import Output
+from engine.plan import ScoredToken
+from engine.server.generation import Prompt
+
 HELLO = [{"role": "user", "content": "Hello there"}]
 LETTERS = {str(i): 100 for i in range(64, 90)}
 
@@ -121,6 +125,16 @@ def test_both_at_once_each_with_its_own_count(client: openai.OpenAI) -> None:
     choice = complete(client, echo=True, logprobs=1, extra_body={"prompt_logprobs": 4}).choices[0]
     assert all(4 <= len(entry) <= 5 for entry in choice.prompt_logprobs[1:])
     assert all(len(top) <= 2 for top in choice.logprobs.top_logprobs[1:])
+
+
+def test_places_that_come_again_after_a_preemption_are_ignored() -> None:
+    scores = tuple(ScoredToken(-float(place), place) for place in range(10))
+    prompt = Prompt("r", (), range(10))
+    for start, end in ((1, 5), (5, 6), (1, 4), (4, 9), (9, 10)):
+        prompt.take(Output("r", prompt_start=start, prompt_logprobs=scores[start:end]))
+    assert tuple(prompt.scores) == scores[1:]
+    with pytest.raises(ValueError, match="hole of 2 places"):
+        Prompt("r", (), range(10)).take(Output("r", prompt_start=3, prompt_logprobs=scores[3:]))
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,26 @@ def test_an_unknown_request_cannot_be_cancelled(http: httpx.Client) -> None:
     assert answer.json()["error"]["code"] == "request_not_found"
 
 
+async def test_swapped_requests_answer_as_undisturbed_ones_and_are_counted(start_server) -> None:
+    options = ("--model", "tiny", "--dtype", "float32", "--kv-memory", "64KiB", "--check-invariants")
+    server = start_server(*options, "--swap-space", "64KiB", "--preempt", "swap")  # 8 blocks, and 8 of the host's
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        bodies = [{"prompt": letter * 30, "max_tokens": 60, "ignore_eos": True, "temperature": 0} for letter in "pqr"]
+        alone = [(await post(http, **body)).json()["choices"][0]["text"] for body in bodies]
+        answers = await asyncio.gather(*(post(http, **body) for body in bodies))
+        assert [answer.json()["choices"][0]["text"] for answer in answers] == alone
+        state = (await http.get("/engine/snapshot")).json()
+        metrics = (await http.get("/metrics")).text
+    counters, labels = state["counters"], 'engine="0",model_name="tiny"'
+    assert state["engine"]["num_host_blocks"] == 8
+    assert counters["preemptions"] >= 1
+    assert counters["swapped_in_blocks"] >= 1
+    assert f'paged:preemptions_total{{by="swap",{labels}}} {counters["preemptions"]:.1f}' in metrics
+    assert f"paged:swapped_in_blocks_total{{{labels}}} {counters['swapped_in_blocks']:.1f}" in metrics
+    assert server.stop() == 0
+    assert server.stderr.read_text() == ""
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
