@@ -23,14 +23,15 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     A strong hash, so that two prefixes that differ never share a block. What must keep equal tokens apart
     (a salt, an adapter) belongs into the root, not beside the tokens.
     """
-    digest = blake2b(parent, digest_size=DIGEST_BYTES)
-    digest.update(array("q", tokens).tobytes())
-    return digest.digest()
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, root: bytes = ROOT) -> list[bytes]:
     """Append to `hashes` those of the full blocks of `tokens` it does not have yet; returns it."""
-    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+    full = len(tokens) // block_size
+    if len(hashes) < full:
         parent = hashes[-1] if hashes else root
-        hashes.append(chain_hash(parent, tokens[start : start + block_size]))
+        for start in range(len(hashes) * block_size, full * block_size, block_size):
+            parent = chain_hash(parent, tokens[start : start + block_size])
+            hashes.append(parent)
     return hashes

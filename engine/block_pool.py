@@ -8,7 +8,7 @@ from the journal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.prefix_cache import Contents, PrefixCache
 from engine.protocol import Block, ReservedFit, block_state
@@ -170,6 +170,15 @@ class BlockPool:
         self.held_slots_filled += filled - before
         if before == 0 or filled == self.block_size:
             self._changed.add(block)
+
+    def fill_on(self, blocks: Sequence[int]) -> None:
+        """`fill` one more slot of each of these, which hold KV already and are not full afterwards."""
+        references, filled = self.references, self.filled
+        for block in blocks:
+            if references[block] != 1:
+                raise IllegalState(f"block {block} is written, and it is shared or free")
+            filled[block] += 1
+        self.held_slots_filled += len(blocks)
 
     def publish(self, block: int, contents: Contents) -> None:
         """Let a full block be found by the hash of every token up to its end."""

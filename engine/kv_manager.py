@@ -3,7 +3,7 @@ moved to host memory and back, and given up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from engine.block_hash import extend_hashes
@@ -197,13 +197,15 @@ class KVManager:
         """`count` more tokens of a request have their KV; with `publish`, its full blocks can be found."""
         size, pool = self.block_size, self.pool
         before = request.num_computed
-        after = request.num_computed = before + count
+        after = before + count
+        used = before % size
         if after > len(request.tokens):
             raise IllegalState(f"request {request.id} has more computed tokens than tokens")
+        request.num_computed = after
         table = request.table
-        if before // size == after // size:  # no block is filled up
-            pool.fill(table[before // size], after % size)
-            if before % size == 0 and publish and request.allocation == "paged" and request.scheduling.prefix_cache:
+        if used + count < size:  # no block is filled up
+            pool.fill(table[before // size], used + count)
+            if not before and publish and request.allocation == "paged" and request.scheduling.prefix_cache:
                 self._note_tail(request)
             return
         for index in range(before // size, blocks_for(after, size)):
@@ -213,6 +215,23 @@ class KVManager:
             self._note_tail(request)
         else:
             self._drop_tail(request)
+
+    def commit_decodes(self, requests: Iterable[Request], publish: bool) -> None:
+        """`commit` of one token each, for many: most go on filling a block of their own, with nothing else to note."""
+        size, pool = self.block_size, self.pool
+        going_on = []
+        for request in requests:
+            computed = request.num_computed
+            used = computed % size
+            if used + 1 == size:
+                self.commit(request, 1, publish)
+                continue
+            request.num_computed = computed + 1
+            if used:
+                going_on.append(request.table[computed // size])
+            else:
+                pool.fill(request.table[computed // size], 1)
+        pool.fill_on(going_on)
 
     def unreserve(self, request: Request, publish: bool) -> None:
         """Give back what a reservation has not filled; the request goes on paged, its full blocks findable."""
@@ -368,7 +387,9 @@ class KVManager:
         if not self.partial_hits:
             return
         full = request.num_computed // self.block_size
-        hashes = extend_hashes(request.block_hashes, request.tokens, self.block_size, request.root)
+        hashes = request.block_hashes
+        if len(hashes) < full:
+            extend_hashes(hashes, request.tokens, self.block_size, request.root)
         key = hashes[full - 1] if full else request.root
         if self._tail_of.get(request) != key:
             self._drop_tail(request)

@@ -84,7 +84,7 @@ class BeamOutput(msgspec.Struct, frozen=True):
     stop_token: int | None = None
 
 
-class Output(msgspec.Struct, frozen=True, tag=True):
+class Output(msgspec.Struct, frozen=True, tag=True, gc=False):
     """One request's news of one step: a token, an end, or both. `error` explains reason `error`."""
 
     request: str

@@ -39,7 +39,7 @@ class FixedRequest(msgspec.Struct, frozen=True):
     sampling: SamplingParams
 
 
-class PlannedRow(msgspec.Struct, frozen=True):
+class PlannedRow(msgspec.Struct, frozen=True, gc=False):
     """One request's part of a step: it feeds `tokens[start : start + count]`.
 
     A `held` row feeds its last computed token again and writes no slot. With `samples`, a token is drawn from the
@@ -104,7 +104,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         return len(self.swap_out) + len(self.swap_in) + len(self.copies)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """One sampled token; `top` holds (token id, log-probability) of the best alternatives, best first."""
 
     token_id: int

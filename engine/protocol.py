@@ -4,6 +4,7 @@ A snapshot plus every record after its sequence number is the engine's exact sta
 Nothing is said twice: who owns a block follows from the block tables, its references are their count, and how far
 the block a row writes is filled follows from the row.
 Times are seconds on the engine's monotonic clock; durations are seconds. This module imports no torch.
+What comes by the thousand in a step is not tracked by the garbage collector (`gc=False`): it can form no cycle.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Joined(msgspec.Struct, frozen=True):
     swapped_blocks: int = 0
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One request's part of a step's batch.
 
     `context` is the tokens whose KV exists after the step; `sampled` how many tokens it produced.
@@ -162,7 +163,7 @@ class Copy(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True, gc=False):
     """One physical block as it now is; `references` is the number of block tables that hold it."""
 
     block: int

@@ -133,7 +133,6 @@ class Request:
         """Take a sampled token; returns why the request ends with it, if it does. A stop outranks a length."""
         tokens = self.tokens
         tokens.append(token_id)
-        count = len(tokens)
-        if token_id in self.ends and count - self.prompt_length >= self.sampling.min_tokens:
+        if token_id in self.ends and len(tokens) - self.prompt_length >= self.sampling.min_tokens:
             return "stop"
-        return "length" if count >= self.token_limit else None
+        return None if len(tokens) < self.token_limit else "length"

@@ -164,25 +164,36 @@ class Scheduler:
         self.forked, self.found_beams = [], {}
         ended: dict[str, FinishReason] = {}
         groups: dict[BeamGroup, None] = {}
-        sampled, aborting, publish, commit = result.sampled, self._aborting, self.control.prefix_cache, self.kv.commit
-        for row in plan.rows:
-            if row.kind == "held":
+        sampled, aborting, publish = result.sampled, self._aborting, self.control.prefix_cache
+        requests: list[Request] = [row.request for row in plan.rows]  # type: ignore[misc]  # a plan shows less of them
+        decoding = [request for request, row in zip(requests, plan.rows, strict=True) if row.kind == "decode"]
+        self.kv.commit_decodes(decoding, publish)
+        for request, row in zip(requests, plan.rows, strict=True):
+            if row.kind == "decode":
+                token = sampled.get(request.id)
+                if token is not None and request.beams is None and not aborting:
+                    reason = request.append(token.token_id)
+                    if reason is not None:
+                        self._finish(request, reason)
+                        ended[request.id] = reason
+                    continue
+            elif row.kind == "held":
                 continue
-            request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
-            commit(request, row.count, publish)
+            else:
+                self.kv.commit(request, row.count, publish)
             if request.beams is not None:
                 if row.samples:
                     groups[request.beams] = None
                 continue
-            early = aborting.pop(request, None) if aborting else None
-            reason: FinishReason | None = None
+            early = aborting.pop(request, None)
+            reason = None
             if row.samples:
                 token = sampled.get(request.id)
                 if token is None:
                     early = early or "error"
                 else:
                     reason = request.append(token.token_id)
-                    if request.first_token is None:
+                    if row.kind == "prefill" and request.first_token is None:
                         request.first_token = now
                 if request.children and early not in ("abort", "deadline"):
                     self._fork(request, result, now, ended)

@@ -37,31 +37,31 @@ class StepPlanner:
     def plan_running(self) -> None:
         """Decodes first, so that no prefill holds them up; then the prefills that have begun."""
         rows, references, size = self.rows, self.kv.pool.references, self.kv.block_size
-        prefills = []
+        again = bool(rows)
+        prefills: list[Request] = []
         for request in list(self.scheduler.running):
-            if request.reason is not None:
-                continue
             computed = request.num_computed
             if len(request.tokens) - computed != 1 or computed < request.prompt_length:
                 prefills.append(request)
+            elif request.reason is not None or (again and request in rows):
                 continue
-            if self.budget <= 0:
+            elif self.budget <= 0:
                 return
-            if request.beams is not None:
+            elif request.beams is not None:
                 self._decode_beams(request.beams)
-            # The common case first: there is room in a block of its own.
+            # The common case: there is room in a block of its own.
             elif computed % size and references[request.table[computed // size]] == 1:
-                if request not in rows:
-                    rows[request] = PlannedRow(request, "decode", computed, 1, True)
-                    self.budget -= 1
-            elif request not in rows and not self._schedule(request):
+                rows[request] = PlannedRow(request, "decode", computed, 1, True)
+                self.budget -= 1
+            elif not self._schedule(request):
                 self.out_of_blocks = True
                 self._make_room(request)
         for request in prefills:
             if self.budget <= 0:
                 return
             # A request may have been preempted by one before it.
-            if request.allocation is not None and request not in rows and not self._schedule(request):
+            begun = request.allocation is not None and request.reason is None
+            if begun and request not in rows and not self._schedule(request):
                 self.out_of_blocks = True
                 self._make_room(request)
 

@@ -255,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
         head = record.queue.head
         if head is not None:
             assert self.fold.requests[head.request].status == "waiting"
-        elif record.queue.length and record.rows:
+        elif record.rows and any(s.status == "waiting" and s.parent is None for s in self.fold.requests.values()):
             assert self.interrupted, "a request waits and nobody knows why"
 
     @invariant()
