@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from engine.server.answers import Json, ending, json_response, start, stream, total_usage
-from engine.server.bodies import ChatBody, chat_messages
+from engine.server.bodies import ChatBody
+from engine.server.chat_messages import chat_messages
 from engine.server.generation import Answer, Generation, Piece, SampledToken
 from engine.server.logprobs import finite, prompt_logprobs
 from engine.server.parsing import parse

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from aiohttp import web
 
 from engine.server.answers import json_response
-from engine.server.bodies import DetokenizeBody, TokenizeBody, chat_messages, check_token_id
+from engine.server.bodies import DetokenizeBody, TokenizeBody, check_token_id
+from engine.server.chat_messages import chat_messages
 from engine.server.errors import ApiError
 from engine.server.parsing import parse
 from engine.server.service import Service
