@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine.protocol import decode_snapshot
-from tui.client import HttpEngine
+from tui.client import HttpEngine, Refused
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.session import Session
@@ -59,6 +59,13 @@ def test_json_is_the_engines_snapshot(engine_url):
     assert told == snapshot
 
 
+async def test_an_engine_without_swap_space_says_that_it_cannot_swap(engine_url):
+    engine = HttpEngine(engine_url)
+    with pytest.raises(Refused, match="no swap space; it may be 'recompute' or 'auto'"):
+        await engine.change({"preempt": "swap"})
+    await engine.close()
+
+
 @pytest.mark.parametrize("size", [(80, 24), (160, 48)])
 def test_one_frame_as_text(engine_url, size):
     width, height = size
@@ -87,6 +94,7 @@ async def test_the_fold_is_the_snapshot_of_a_live_engine(engine_url):
     async with httpx.AsyncClient(timeout=60) as client:
         body = {"model": "tiny", "max_tokens": 30, "ignore_eos": True}
         bodies = [{**body, "prompt": f"hello {count} " * count} for count in range(1, 7)]
+        bodies[3]["n"] = 3
         await asyncio.gather(*(client.post(f"{engine_url}/v1/completions", json=each) for each in bodies))
         await engine.change({"batching": "static"})
         accepted = await engine.change({"batching": "continuous"})
@@ -97,8 +105,8 @@ async def test_the_fold_is_the_snapshot_of_a_live_engine(engine_url):
     assert feed.fold.to_snapshot() == snapshot
     now = feed.now
     window = feed.history.window(0.0, now)
-    assert len(window.ttft) == len(window.tpot) == 6
-    assert window.output_tokens == pytest.approx(180)
+    assert len(window.ttft) == len(window.tpot) == 8
+    assert window.output_tokens == pytest.approx(240)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

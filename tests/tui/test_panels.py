@@ -121,7 +121,8 @@ def test_preemption_is_told_with_what_it_cost(busy, recording):
     assert 0 < swaps < len(preempted) == counters.preemptions
     shown = text("waste", busy, 90, 10)
     kinds = f"{swaps} by swap, {len(preempted) - swaps} by recompute"
-    assert re.search(rf"preempted +{len(preempted)}  last 60 s: {kinds}", shown)
+    seen = figures.seconds(records[-1].time - recording[0].time)
+    assert re.search(rf"preempted +{len(preempted)}  last {seen}: {kinds}", shown)
     assert f"transfer {figures.seconds(sum(record.durations.transfer for record in records))}" in shown
     again = figures.percent(counters.recomputed_tokens / (counters.prefill_tokens + counters.decode_tokens))
     assert re.search(rf"recomputed +{counters.recomputed_tokens:,}  tokens, {again} of all computed", shown)

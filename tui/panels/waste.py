@@ -12,7 +12,7 @@ from tui.panels.line import Line, box, join, length, short_id, spread
 from tui.view import Frame, View
 
 PREEMPTION_ROWS = 4
-PREEMPTION_WINDOW = 60.0  # seconds
+PREEMPTION_WINDOW = 60.0  # seconds, of which those that were seen are told
 
 
 def draw(frame: Frame, width: int, height: int, look: Look, top_joint: bool = False) -> list[Line]:
@@ -73,13 +73,14 @@ def _preemption(view: View, inner: int) -> list[Line]:
     counters, engine = view.counters, view.engine
     recent = view.history.window(view.now - PREEMPTION_WINDOW, view.now)
     swaps = sum(preempted.by == "swap" for preempted in recent.preempted)
+    recomputes = len(recent.preempted) - swaps
     computed = counters.prefill_tokens + counters.decode_tokens
     lines = [
         _fact(
             inner,
             "preempted",
             figures.count(counters.preemptions),
-            f"last {PREEMPTION_WINDOW:.0f} s: {swaps:,} by swap, {len(recent.preempted) - swaps:,} by recompute",
+            f"last {figures.seconds(recent.observed)}: {swaps:,} by swap, {recomputes:,} by recompute",
             f"transfer {figures.seconds(recent.transfer_seconds)}",
         ),
         _fact(
