@@ -373,6 +373,7 @@ def _counted(counters: Counters, rows: tuple[Row, ...], events: Events, copies: 
     counts["copied_blocks"] += copies
     counts["preemptions"] += len(events.preempted)
     for lost in events.preempted:
+        counts["swap_preemptions"] += lost.by == "swap"
         counts["swapped_out_blocks"] += lost.swapped_blocks
         counts["recomputed_tokens"] += lost.lost_tokens
     for joined in events.joined:

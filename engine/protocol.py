@@ -295,6 +295,7 @@ class Counters(msgspec.Struct, frozen=True):
     held_tokens: int = 0
     sampled_tokens: int = 0
     preemptions: int = 0
+    swap_preemptions: int = 0  # of those, by swap
     stopped: int = 0
     length_capped: int = 0
     aborted: int = 0

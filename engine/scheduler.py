@@ -96,7 +96,7 @@ class Scheduler:
             raise RequestTooLarge(f"the request may need {needed} blocks, and the whole pool has {pool}")
         if request.beams is not None and family * needed > pool:
             raise RequestTooLarge(
-                f"beam_width {family}: the beams may need {family * needed} blocks, and the whole pool has {pool}; "
+                f"beam_width: {family} beams may need {family * needed} blocks, and the whole pool has {pool}; "
                 f"at most {pool // needed} beams of {request.token_limit} tokens fit"
             )
 

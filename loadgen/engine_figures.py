@@ -109,7 +109,6 @@ class EngineFigures:
             self._begun = True
         self._advance(record.time, record.waste, record.sharing)
         self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
-        self._preempted.update(preempted.by for preempted in record.preempted)
         self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks)
         self._transfer_seconds += record.durations.transfer
         if record.rows:
@@ -144,8 +143,8 @@ class EngineFigures:
     def figures(self, last: Snapshot) -> dict[str, Figure]:
         """The figures of the window from the first snapshot to `last`. Raises `ValueError` across a restart.
 
-        Totals are differences of the engine's own counters, so lost records do not shorten them; means, peaks,
-        preemptions by kind and the seconds of transfer are of the records that came.
+        Totals are differences of the engine's own counters, so lost records do not shorten them; means, peaks and
+        the seconds of transfer are of the records that came.
         """
         if last.engine.started_unix != self.first.engine.started_unix or last.seq < self.first.seq:
             raise ValueError("the engine was restarted during the run")
@@ -179,8 +178,8 @@ class EngineFigures:
             "held_tokens": counted["held_tokens"],
             "sampled_tokens": counted["sampled_tokens"],
             "preemptions": counted["preemptions"],
-            "preemptions_recompute": self._preempted["recompute"],
-            "preemptions_swap": self._preempted["swap"],
+            "preemptions_recompute": counted["preemptions"] - counted["swap_preemptions"],
+            "preemptions_swap": counted["swap_preemptions"],
             "recomputed_tokens": counted["recomputed_tokens"],
             "num_host_blocks": engine.num_host_blocks,
             "peak_host_blocks": max(self._peak_host_blocks, last.host_blocks),

@@ -168,6 +168,7 @@ def _counted(counters: Counters, record: Record) -> Counters:
         counts["sampled_tokens"] += row.sampled
     for lost in record.preempted:
         counts["preemptions"] += 1
+        counts["swap_preemptions"] += lost.by == "swap"
         counts["swapped_out_blocks"] += lost.swapped_blocks
         counts["recomputed_tokens"] += lost.lost_tokens
     for joined in record.joined:

@@ -119,7 +119,7 @@ class Metrics:
         self._preemptions = self._counter("vllm:num_preemptions", "Requests that lost their blocks")
         self._preemptions_by = self._counters(
             "paged:preemptions",
-            "Requests that lost their blocks, by how they come back (without those of lost records)",
+            "Requests that lost their blocks, by how they come back",
             "by",
             get_args(PreemptedBy),
         )
@@ -223,6 +223,8 @@ class Metrics:
         ended = {reason: getattr(counters, name) for reason, name in ENDINGS.items()}
         self._generated.raise_to(counters.sampled_tokens)
         self._preemptions.raise_to(counters.preemptions)
+        self._preemptions_by["swap"].raise_to(counters.swap_preemptions)
+        self._preemptions_by["recompute"].raise_to(counters.preemptions - counters.swap_preemptions)
         self._steps.raise_to(counters.steps)
         self._forks.raise_to(counters.forks)
         self._copied_blocks.raise_to(counters.copied_blocks)
