@@ -85,8 +85,15 @@ def test_forks_copies_and_preemptions_by_kind() -> None:
     spent = Durations(0.001, 0.002, 0.1, 0.003, 0.004, transfer=0.05)
     ledger.add(record(1, 1.0, rows=(row("fork", 0),), preempted=(swap, recompute), host_blocks=9, durations=spent))
     ledger.add(record(2, 2.0, rows=(row("decode", 1),), preempted=(swap,), host_blocks=1, seconds=0.1))
-    counters = Counters(preemptions=10, swap_preemptions=2, forks=3, copied_blocks=7, swapped_out_blocks=15, swapped_in_blocks=14,
-                        recomputed_tokens=140)  # fmt: skip
+    counters = Counters(
+        preemptions=10,
+        swap_preemptions=2,
+        forks=3,
+        copied_blocks=7,
+        swapped_out_blocks=15,
+        swapped_in_blocks=14,
+        recomputed_tokens=140,
+    )
     figures = ledger.figures(snapshot(2, 2.0, counters=counters))
     names = ("preemptions", "preemptions_recompute", "preemptions_swap", "recomputed_tokens", "forks", "copied_blocks")
     assert [figures[name] for name in names] == [3, 1, 2, 40, 1, 2]
