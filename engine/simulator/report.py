@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.simulator.prediction import Percentiles, Prediction
+from engine.simulator.prediction import Hits, Percentiles, Prediction
 
 
 def report(prediction: Prediction) -> str:
@@ -40,23 +40,18 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
             f"tokens; {requests.unsent:,} turns after them were not sent",
         )
     yield "tokens", f"{requests.prompt_tokens:,} of prompts, {requests.output_tokens:,} of answers"
-    yield (
-        "prefix hits",
-        f"{_percent(hits.token_rate)} of tokens ({hits.found_tokens:,} of {hits.looked_up_tokens:,}), "
-        f"{_percent(hits.block_rate)} of blocks ({hits.found_blocks:,} of {hits.looked_up_blocks:,}), "
-        f"at first admissions",
-    )
+    yield "prefix hits", _found(hits)
     if hits.copied_tokens or hits.evicted_tokens:
         yield "", f"{hits.copied_tokens:,} tokens from parts of blocks; {hits.evicted_tokens:,} missed by eviction"
     yield (
         "ideal hits",
-        f"{_percent(hits.ideal_repeated_rate)} of blocks ({ideal.repeated_blocks:,} of {ideal.blocks:,}) repeat "
-        f"earlier ones; {_percent(hits.ideal_reusable_rate)} ({ideal.reusable_blocks:,}) by the engine's rule: "
+        f"{hits.ideal_repeated_rate:.1%} of blocks ({ideal.repeated_blocks:,} of {ideal.blocks:,}) repeat "
+        f"earlier ones; {hits.ideal_reusable_rate:.1%} ({ideal.reusable_blocks:,}) by the engine's rule: "
         f"full blocks, one token computed",
     )
     yield (
         "waste",
-        f"internal {_percent(waste.internal_share)} of held slots, external {_percent(waste.external_share)} of the "
+        f"internal {waste.internal_share:.1%} of held slots, external {waste.external_share:.1%} of the "
         f"pool (weighted by time); {waste.mean_held:,.0f} slots held on average",
     )
     yield "pool peak", f"{waste.peak_held_blocks:,} blocks held, {waste.peak_used_blocks:,} with cached ones"
@@ -86,8 +81,13 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
     )
 
 
-def _percent(share: float | None) -> str:
-    return "none looked up" if share is None else f"{share:.1%}"
+def _found(hits: Hits) -> str:
+    if hits.token_rate is None or hits.block_rate is None:
+        return "nothing was looked up"
+    return (
+        f"{hits.token_rate:.1%} of tokens ({hits.found_tokens:,} of {hits.looked_up_tokens:,}), "
+        f"{hits.block_rate:.1%} of blocks ({hits.found_blocks:,} of {hits.looked_up_blocks:,}), at first admissions"
+    )
 
 
 def _rate(value: float | None) -> str:

@@ -60,6 +60,7 @@ def test_text_tells_the_same(trace: Path) -> None:
     for words in ("9 blocks of 256 slots", "3 of 3 served", "44.4% of blocks (4 of 9)", "this simulation"):
         assert words in result.stdout
     assert result.stderr == ""
+    assert "nothing was looked up" in run(trace, "--infinite", "--no-prefix-cache", "--cost", "none").stdout
 
 
 def test_memory_becomes_blocks_and_options_come_from_the_environment(trace: Path) -> None:

@@ -14,6 +14,7 @@ from engine.trace_lengths import read_trace
 from tests.engine.simulator.traces import settings, simulate, traced
 
 CHAT500 = Path(__file__).resolve().parents[3] / "traces" / "chat500.jsonl"
+MOONCAKE = CHAT500.parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl"
 STEP = StepCost(step=1.0, token=0.0, context=0.0, move=0.0)
 ONE_ROW = Control(max_num_seqs=1)
 
@@ -85,6 +86,17 @@ def test_hits_are_the_ideal_ones_where_requests_come_one_by_one() -> None:
     # The third copies the other 3 tokens before its last, the fourth the 3 of block two that it shares.
     assert (result.hits.found_tokens, result.hits.copied_tokens) == (24 + 6, 6)
     assert result.hits.block_rate == 6 / (3 + 5 + 2 + 4)
+
+
+def test_a_real_trace_hits_what_can_be_hit() -> None:
+    if not MOONCAKE.exists():
+        pytest.skip(f"{MOONCAKE} is not here")
+    trace = read_trace(MOONCAKE)[:400]
+    control = Control(max_num_batched_tokens=8192)
+    most = {"block_size": 512, "max_model_len": 130_000, "check_invariants": False, "partial_hits": False}
+    hits = simulate(*trace, control=control, **most).hits
+    assert hits.looked_up_blocks == hits.ideal.blocks
+    assert hits.found_blocks == hits.ideal.reusable_blocks > 0
 
 
 def test_a_small_pool_evicts_and_an_infinite_one_does_not() -> None:
