@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from functools import cache
 from hashlib import blake2b
+from struct import Struct
 
 DIGEST_BYTES = 16
 ROOT = blake2b(b"paged-top block chain 1", digest_size=DIGEST_BYTES).digest()
@@ -23,7 +24,12 @@ def chain_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     A strong hash, so that two prefixes that differ never share a block. What must keep equal tokens apart
     (a salt, an adapter) belongs into the root, not beside the tokens.
     """
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+    return blake2b(parent + _packer(len(tokens)).pack(*tokens), digest_size=DIGEST_BYTES).digest()
+
+
+@cache
+def _packer(count: int) -> Struct:
+    return Struct(f"<{count}q")
 
 
 def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, root: bytes = ROOT) -> list[bytes]:

@@ -247,6 +247,11 @@ class EngineCore:
             name, count = request.id, row.count
             token = sampled.get(name)
             rows.append(Row(name, row.kind, count, row.start + count, request.cached, 0 if token is None else 1))
+            if row.kind == "decode" and token is not None and request.beams is None:  # as nearly all
+                finished = ended.get(name) if ended else None
+                stop = token.token_id if finished == "stop" else None
+                outputs.append(Output(name, token.token_id, token.logprob, token.top, finished, stop, request.found))
+                continue
             if request.beams is not None:
                 if name in ended:
                     beams = self.scheduler.found_beams.get(name, ())
@@ -257,7 +262,7 @@ class EngineCore:
                 continue
             if scored and name in scored:
                 outputs.append(Output(name, prompt_start=row.scored.start, prompt_logprobs=scored[name]))
-            finished = ended.get(name) if ended else None
+            finished = ended.get(name)
             if token is not None or finished is not None:
                 outputs.append(_output(request, token, finished, result))
             for sibling in row.siblings:
@@ -359,17 +364,15 @@ def _output(request: Request, token: Sampled | None, finished: FinishReason | No
 
 
 def _counted(counters: Counters, rows: tuple[Row, ...], events: Events, copies: int) -> Counters:
-    tokens = {"prefill": 0, "decode": 0, "held": 0, "fork": 0}
-    sampled = 0
-    for row in rows:
-        tokens[row.kind] += row.tokens
-        sampled += row.sampled
     counts: dict[str, int] = msgspec.structs.asdict(counters)
     counts["steps"] += bool(rows)
-    counts["prefill_tokens"] += tokens["prefill"]
-    counts["decode_tokens"] += tokens["decode"]
-    counts["held_tokens"] += tokens["held"]
-    counts["sampled_tokens"] += sampled
+    others = [row for row in rows if row.kind != "decode" or not row.sampled]
+    counts["decode_tokens"] += len(rows) - len(others)
+    counts["sampled_tokens"] += len(rows) - len(others)
+    for row in others:
+        if row.kind != "fork":
+            counts[f"{row.kind}_tokens"] += row.tokens
+        counts["sampled_tokens"] += row.sampled
     counts["copied_blocks"] += copies
     counts["preemptions"] += len(events.preempted)
     for lost in events.preempted:

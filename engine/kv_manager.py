@@ -3,7 +3,7 @@ moved to host memory and back, and given up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.block_hash import extend_hashes
@@ -215,23 +215,6 @@ class KVManager:
             self._note_tail(request)
         else:
             self._drop_tail(request)
-
-    def commit_decodes(self, requests: Iterable[Request], publish: bool) -> None:
-        """`commit` of one token each, for many: most go on filling a block of their own, with nothing else to note."""
-        size, pool = self.block_size, self.pool
-        going_on = []
-        for request in requests:
-            computed = request.num_computed
-            used = computed % size
-            if used + 1 == size:
-                self.commit(request, 1, publish)
-                continue
-            request.num_computed = computed + 1
-            if used:
-                going_on.append(request.table[computed // size])
-            else:
-                pool.fill(request.table[computed // size], 1)
-        pool.fill_on(going_on)
 
     def unreserve(self, request: Request, publish: bool) -> None:
         """Give back what a reservation has not filled; the request goes on paged, its full blocks findable."""

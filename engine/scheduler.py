@@ -14,7 +14,7 @@ from engine.beam_search import BeamGroup, Continuation
 from engine.block_pool import IllegalState
 from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
 from engine.messages import BeamOutput
-from engine.plan import StepPlan, StepResult
+from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted, PreemptedBy, Wait
 from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
@@ -164,36 +164,24 @@ class Scheduler:
         self.forked, self.found_beams = [], {}
         ended: dict[str, FinishReason] = {}
         groups: dict[BeamGroup, None] = {}
-        sampled, aborting, publish = result.sampled, self._aborting, self.control.prefix_cache
-        requests: list[Request] = [row.request for row in plan.rows]  # type: ignore[misc]  # a plan shows less of them
-        decoding = [request for request, row in zip(requests, plan.rows, strict=True) if row.kind == "decode"]
-        self.kv.commit_decodes(decoding, publish)
-        for request, row in zip(requests, plan.rows, strict=True):
-            if row.kind == "decode":
-                token = sampled.get(request.id)
-                if token is not None and request.beams is None and not aborting:
-                    reason = request.append(token.token_id)
-                    if reason is not None:
-                        self._finish(request, reason)
-                        ended[request.id] = reason
-                    continue
-            elif row.kind == "held":
+        for row in self._commit_decodes(plan, result, ended):
+            request: Request = row.request  # type: ignore[assignment]  # a plan shows less of it
+            if row.kind == "held":
                 continue
-            else:
-                self.kv.commit(request, row.count, publish)
+            self.kv.commit(request, row.count, self.control.prefix_cache)
             if request.beams is not None:
                 if row.samples:
                     groups[request.beams] = None
                 continue
-            early = aborting.pop(request, None)
-            reason = None
+            early = self._aborting.pop(request, None)
+            reason: FinishReason | None = None
             if row.samples:
-                token = sampled.get(request.id)
+                token = result.sampled.get(request.id)
                 if token is None:
                     early = early or "error"
                 else:
                     reason = request.append(token.token_id)
-                    if row.kind == "prefill" and request.first_token is None:
+                    if request.first_token is None:
                         request.first_token = now
                 if request.children and early not in ("abort", "deadline"):
                     self._fork(request, result, now, ended)
@@ -210,6 +198,36 @@ class Scheduler:
             if self.requests.get(request.id) is request and request.reason is None:
                 self._end_early(request, reason)
         return ended
+
+    def _commit_decodes(
+        self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
+    ) -> Iterable[PlannedRow]:
+        """Take the tokens of plain decodes, which are nearly all rows of a large batch; returns the other rows."""
+        if self._aborting:
+            return plan.rows
+        kv, size, publish, sampled = self.kv, self.kv.block_size, self.control.prefix_cache, result.sampled
+        others, filling, finished = [], [], []
+        for row in plan.rows:
+            request: Request = row.request  # type: ignore[assignment]  # a plan shows less of it
+            token = sampled.get(request.id) if row.kind == "decode" and request.beams is None else None
+            if token is None:
+                others.append(row)
+                continue
+            computed = request.num_computed
+            used = computed % size
+            if used and used + 1 < size:  # what `kv.commit` would do, for all of them at once
+                filling.append(request.table[computed // size])
+                request.num_computed = computed + 1
+            else:
+                kv.commit(request, 1, publish)
+            reason = request.append(token.token_id)
+            if reason is not None:
+                finished.append((request, reason))
+        kv.pool.fill_on(filling)
+        for request, reason in finished:
+            self._finish(request, reason)
+            ended[request.id] = reason
+        return others
 
     # Running and waiting
 

@@ -47,12 +47,12 @@ class StepPlanner:
                 continue
             elif self.budget <= 0:
                 return
-            elif request.beams is not None:
-                self._decode_beams(request.beams)
             # The common case: there is room in a block of its own.
-            elif computed % size and references[request.table[computed // size]] == 1:
+            elif computed % size and request.beams is None and references[request.table[computed // size]] == 1:
                 rows[request] = PlannedRow(request, "decode", computed, 1, True)
                 self.budget -= 1
+            elif request.beams is not None:
+                self._decode_beams(request.beams)
             elif not self._schedule(request):
                 self.out_of_blocks = True
                 self._make_room(request)
