@@ -4,13 +4,18 @@ VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paged-top-$(shell pwd | cksum | cut -d' ' -f1)
 
-.PHONY: demo test lint setup screenshots clean
+.PHONY: demo test nightly lint setup screenshots clean
 
 demo: setup
 	$(BIN)/paged-top --demo
 
 test: setup
 	$(BIN)/python -m pytest
+
+# 200,000 steps of the state machine, and every prompt of the beam oracle: some minutes.
+nightly: setup
+	PAGED_TOP_STATE_EXAMPLES=6000 $(BIN)/python -m pytest -s tests/engine/test_core.py -k achine
+	PAGED_TOP_LONG=1 $(BIN)/python -m pytest tests/engine/test_sharing_oracle.py
 
 lint: setup
 	$(BIN)/ruff check .
