@@ -57,7 +57,7 @@ class Hits(msgspec.Struct, frozen=True):
     looked_up_blocks: int
     found_blocks: int
     copied_tokens: int  # of the found ones: parts of blocks
-    evicted_tokens: int  # not found, though they were cached once
+    evicted_tokens: int  # not found, though cached once: of each request, those of the first block it missed
     token_rate: float | None
     block_rate: float | None
     ideal: Ideal

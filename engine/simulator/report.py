@@ -42,7 +42,10 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{requests.prompt_tokens:,} of prompts, {requests.output_tokens:,} of answers"
     yield "prefix hits", _found(hits)
     if hits.copied_tokens or hits.evicted_tokens:
-        yield "", f"{hits.copied_tokens:,} tokens from parts of blocks; {hits.evicted_tokens:,} missed by eviction"
+        yield (
+            "",
+            f"{hits.copied_tokens:,} tokens from parts of blocks; at least {hits.evicted_tokens:,} missed because they had been evicted",
+        )
     yield (
         "ideal hits",
         f"{hits.ideal_repeated_rate:.1%} of blocks ({ideal.repeated_blocks:,} of {ideal.blocks:,}) repeat "
