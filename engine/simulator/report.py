@@ -44,7 +44,8 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
     if hits.copied_tokens or hits.evicted_tokens:
         yield (
             "",
-            f"{hits.copied_tokens:,} tokens from parts of blocks; at least {hits.evicted_tokens:,} missed because they had been evicted",
+            f"{hits.copied_tokens:,} tokens from parts of blocks; at least {hits.evicted_tokens:,} missed because "
+            f"they had been evicted",
         )
     yield (
         "ideal hits",
