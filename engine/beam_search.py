@@ -53,7 +53,7 @@ class BeamSearch:
 
         Returns the beams that go on, best first; none when the search is done.
         """
-        may_end = self.length + 1 >= self.min_tokens
+        may_end = self.length >= self.min_tokens  # as the sampler: the first end may follow min_tokens others
         found = [
             (self.scores[beam] + logprob, beam, token)
             for beam, top in enumerate(tops)

@@ -89,6 +89,10 @@ class BlockPool:
         """Blocks that nobody holds, cached ones included."""
         return len(self.queue)
 
+    def is_available(self, block: int) -> bool:
+        """As `allocate_run` sees it."""
+        return bool(self._available[block])
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` empty blocks, evicting cached ones when no others are left; all or none."""
         if count > self.num_available:

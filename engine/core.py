@@ -120,8 +120,8 @@ class EngineCore:
         """Queue a request; raises RequestTooLarge (a ValueError) if it could never run.
 
         `siblings` answer the same prompt, which is computed once: others with seed + 1, + 2, …, or with
-        `sampling.beam` the beams besides the first. `block_hashes` are those of the prompt's first full blocks,
-        where somebody knows them already.
+        `sampling.beam` the beams besides the first. `block_hashes` are those of its first full blocks, where somebody
+        knows them already.
         """
         beam = sampling.beam
         if beam is not None and beam.width != 1 + len(siblings):
@@ -137,11 +137,11 @@ class EngineCore:
                 scheduling,
                 self.eos_token_ids,
                 self.info.max_model_len,
+                block_hashes,
             )
             for index, one in enumerate((request_id, *siblings))
         ]
         leader = family[0]
-        leader.block_hashes.extend(block_hashes)
         if beam is not None:
             search = BeamSearch(beam, leader.ends, sampling.min_tokens, leader.token_limit - leader.prompt_length)
             group = BeamGroup(leader, search)
@@ -156,7 +156,7 @@ class EngineCore:
 
     def clear_cache(self) -> int:
         """Forget every cached prefix; requests that run keep their blocks. Returns the blocks forgotten."""
-        cleared = self.pool.clear_cache()
+        cleared = self.scheduler.kv.clear_cache()
         self._cleared += cleared
         return cleared
 
@@ -179,8 +179,7 @@ class EngineCore:
         scheduled = time.perf_counter()
         result = self.runner.run(plan)
         ran = time.perf_counter()
-        self.rates.computed(plan.num_tokens, result.prepare + result.forward)
-        self.rates.moved(plan.num_moves, result.transfer)
+        self._learn(plan, result)
         now = self.clock()
         ended = scheduler.commit(plan, result, now)
         if self.check_invariants:
@@ -235,6 +234,14 @@ class EngineCore:
         """Tell those whose requests ended outside a step of their own: by a deadline, or with their parent."""
         expired, self.scheduler.expired = self.scheduler.expired, []
         return tuple(Output(request, finished=reason) for request, reason in expired)
+
+    def _learn(self, plan: StepPlan, result: StepResult) -> None:
+        """Measure what preemption costs, by the steps that do little else."""
+        prefill = sum(row.count for row in plan.rows if row.kind == "prefill") if self.info.num_host_blocks else 0
+        if 2 * prefill > plan.num_tokens:
+            self.rates.computed(plan.num_tokens, result.prepare + result.forward)
+        if not plan.copies:
+            self.rates.swapped(plan.num_moves, result.transfer)
 
     def _told(
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]

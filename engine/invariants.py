@@ -43,10 +43,11 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
 
 def check_state(scheduler: Scheduler) -> None:
     """Between steps: references are tables, hashes are of full blocks, nothing is lost and nothing counted twice."""
-    pool = scheduler.kv.pool
     _check_pool(scheduler)
     _check_tables(scheduler)
     _check_host(scheduler)
+    _check_beams(scheduler)
+    scheduler.kv.check_tails()
     waiting, running, unforked = list(scheduler.waiting), scheduler.running, list(scheduler.unforked)
     listed = {request.id for request in (*waiting, *running, *unforked)}
     _require(len(listed) == len(waiting) + len(running) + len(unforked), "a request is in two lists")
@@ -54,7 +55,6 @@ def check_state(scheduler: Scheduler) -> None:
     _require(all(r.allocation is None and not r.table for r in (*waiting, *unforked)), "a waiting one holds blocks")
     _require(all(r.allocation is not None for r in running), "a running request was not admitted")
     _require(all(r.parent is not None and r in r.parent.children for r in unforked), "a child has no parent")
-    _require(pool.num_available == len(pool.queue), "the free queue has lost its count")
 
 
 def _check_pool(scheduler: Scheduler) -> None:
@@ -67,9 +67,11 @@ def _check_pool(scheduler: Scheduler) -> None:
         references, filled = pool.references[block], pool.filled[block]
         _require(references == held[block], f"block {block}: {references} references, in {held[block]} tables")
         _require((references == 0) == (block in queued), f"block {block} is held and queued, or neither")
+        _require(pool.is_available(block) == (block in queued), f"block {block} is not where runs are looked for")
         if block in pool.cache:
             _require(filled == pool.block_size, f"block {block} is published and not full")
             _require(block in pool.cache.by_hash[pool.cache.contents[block].hash], f"block {block} cannot be found")
+            _require(block in pool.cache.beginning_with(block), f"the beginning of block {block} cannot be found")
         elif references == 0:
             _require(filled == 0, f"block {block} is free and not empty")
     _require(pool.logical == sum(held.values()), "the count of references is wrong")
@@ -79,11 +81,13 @@ def _check_pool(scheduler: Scheduler) -> None:
 
 
 def _check_tables(scheduler: Scheduler) -> None:
-    """Each block is filled as far as its request is computed, and all that hold it have the same tokens up to there."""
+    """Each block is filled as far as its request is computed, all that hold it have the same tokens up to there, and
+    its hash, if it has one, is the chain over them."""
     pool = scheduler.kv.pool
     size = pool.block_size
     contents: dict[int, list[int]] = {}
     for request in scheduler.requests.values():
+        hashes = request.true_hashes(size)
         _require(request.num_computed <= request.num_tokens, f"{request.id}: computed more than it has")
         _require(request.num_computed <= len(request.table) * size, f"{request.id}: computed beyond its table")
         for index, block in enumerate(request.table):
@@ -91,6 +95,8 @@ def _check_tables(scheduler: Scheduler) -> None:
             _require(pool.filled[block] == expected, f"{request.id}: block {block} is not filled as computed")
             tokens = list(request.tokens[: index * size + expected])
             _require(contents.setdefault(block, tokens) == tokens, f"block {block} is shared by different tokens")
+            if block in pool.cache:
+                _require(pool.cache.contents[block].hash == hashes[index], f"block {block} has another's hash")
 
 
 def _check_host(scheduler: Scheduler) -> None:
@@ -98,7 +104,22 @@ def _check_host(scheduler: Scheduler) -> None:
     held = Counter(block for request in scheduler.requests.values() for block in request.host_table)
     _require(host.references == [held[block] for block in range(host.num_blocks)], "host blocks are lost")
     _require(host.num_used == len(held), "the host pool has lost its count")
+    contents: dict[int, list[int]] = {}
     for request in scheduler.requests.values():
         size = scheduler.kv.block_size
+        for index, block in enumerate(request.host_table):
+            tokens = list(request.tokens[: min((index + 1) * size, request.num_swapped)])
+            _require(contents.setdefault(block, tokens) == tokens, f"host block {block} is shared by different tokens")
         expected = -(-request.num_swapped // size)
         _require(len(request.host_table) == expected, f"{request.id}: host blocks and swapped tokens disagree")
+
+
+def _check_beams(scheduler: Scheduler) -> None:
+    """The beams of one search have equally many tokens and are admitted and preempted together."""
+    for request in scheduler.requests.values():
+        group = request.beams
+        if group is None or request in scheduler.unforked:
+            continue
+        _require(request in group.members, f"{request.id} is no member of its own search")
+        _require(len({member.num_tokens for member in group.members}) == 1, f"the beams of {request.id} differ")
+        _require(len({member.status for member in group.members}) == 1, f"some beams of {request.id} wait")

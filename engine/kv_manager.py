@@ -4,6 +4,7 @@ moved to host memory and back, and given up."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from engine.block_hash import extend_hashes
@@ -23,13 +24,21 @@ class Prefix(NamedTuple):
     """What the cache has of a request's tokens: whole blocks, then `partial` tokens at the beginning of `source`."""
 
     blocks: tuple[int, ...] = ()
+    decoded_blocks: int = 0  # of those, with generated tokens
     partial: int = 0
     source: int = -1
-    decoded_tokens: int = 0  # of those found, in blocks with generated tokens
-    evicted_tokens: int = 0  # in the block after those found, if it was cached once
+    partial_decoded: bool = False  # whether `source` has generated tokens
+    evicted_tokens: int = 0  # in the blocks that follow, were cached once, and are not any more
 
     def tokens(self, block_size: int) -> int:
         return len(self.blocks) * block_size + self.partial
+
+    def decoded_tokens(self, block_size: int) -> int:
+        return self.decoded_blocks * block_size + (self.partial if self.partial_decoded else 0)
+
+    def whole(self) -> Prefix:
+        """Without the part of a block."""
+        return self._replace(partial=0, source=-1, partial_decoded=False)
 
 
 NOTHING = Prefix()
@@ -67,6 +76,7 @@ class KVManager:
         self._swap_in: list[tuple[int, int]] = []  # (host block, device block)
         self._brought_back: dict[int, int] = {}  # of these, the device block of each host block that can be shared
         self._host_released: list[int] = []
+        self._returning: list[Request] = []  # from host memory: full blocks of theirs may be published
 
     # Looking up
 
@@ -74,37 +84,40 @@ class KVManager:
         """The longest cached prefix, leaving at least one token to compute."""
         size, cache = self.block_size, self.pool.cache
         hashes = extend_hashes(request.block_hashes, request.tokens, size, request.root)
-        most = request.num_tokens - 1
-        blocks, decoded, evicted = [], 0, 0
-        for block_hash in hashes[: most // size]:
+        hashes = hashes[: (request.num_tokens - 1) // size]
+        blocks, decoded = [], 0
+        for block_hash in hashes:
             block = cache.find(block_hash)
             if block is None:
-                evicted = size if cache.was_evicted(block_hash) else 0
                 break
             blocks.append(block)
-            decoded += size if cache.contents[block].decoded else 0
-        partial, source = self._partial_hit(request, len(blocks)) if self.partial_hits else (0, -1)
-        if partial and source in cache and cache.contents[source].decoded:
-            decoded += partial
-        return Prefix(tuple(blocks), partial, source, decoded, evicted)
+            decoded += cache.contents[block].decoded
+        found = Prefix(tuple(blocks), decoded)
+        if self.partial_hits and not request.num_swapped:
+            found = self._with_part(request, found)
+        gone = sum(size for _ in takewhile(cache.was_evicted, hashes[len(blocks) :]))
+        return found._replace(evicted_tokens=max(0, gone - found.partial))
 
-    def _partial_hit(self, request: Request, full: int) -> tuple[int, int]:
-        """Tokens that another's block shares with the block after the `full` found ones, and that block.
+    def _with_part(self, request: Request, prefix: Prefix) -> Prefix:
+        """Add the tokens that another's block shares with the block after the whole ones, and that block.
 
         A token copied costs some microseconds, computed some hundred: one is worth it.
         """
-        size = self.block_size
+        size, full = self.block_size, len(prefix.blocks)
         begin = full * size
         wanted = request.tokens[begin : min(begin + size, request.num_tokens - 1)]
         parent = request.block_hashes[full - 1] if full else request.root
-        best = self.pool.cache.find_beginning(parent, wanted) or (-1, 0)
+        cache = self.pool.cache
+        source, longest = cache.find_beginning(parent, wanted) or (-1, 0)
+        decoded = longest > 0 and cache.contents[source].decoded
         for looks, other in enumerate(reversed(self._tails.get(parent, {}))):
-            if looks >= PARTIAL_LOOKS or best[1] == len(wanted):
+            if looks >= PARTIAL_LOOKS or longest == len(wanted):
                 break
             common = common_length(other.tokens[begin : other.num_computed], wanted)
-            if common > best[1] and other.table[full] not in self._copies:  # that one gets its contents in this step
-                best = other.table[full], common
-        return best[1], best[0]
+            if common > longest and other.table[full] not in self._copies:  # that one gets its contents in this step
+                source, longest = other.table[full], common
+                decoded = other.num_computed > other.prompt_length
+        return prefix._replace(partial=longest, source=source, partial_decoded=decoded)
 
     # Taking blocks
 
@@ -112,46 +125,68 @@ class KVManager:
         """Available blocks that admitting a request with `tokens` slots uses up, those found in the cache included."""
         pool = self.pool
         found = [block for block in prefix.blocks if pool.references[block] == 0]
-        copied = prefix.partial and not request.num_swapped and pool.references[prefix.source] == 0
+        copied = prefix.partial and pool.references[prefix.source] == 0
         return blocks_for(tokens, self.block_size) - len(prefix.blocks) + len(found) + bool(copied)
 
     def owed(self, request: Request) -> int:
         """Blocks that the tokens a request has now will need and that its table lacks."""
         return max(0, blocks_for(request.num_tokens, self.block_size) - len(request.table))
 
-    def admit_paged(self, request: Request, prefix: Prefix) -> None:
-        """Start a request on its cached prefix and what it has in host memory; `grow` takes the rest when needed."""
+    def admit_paged(self, requests: Sequence[Request], prefixes: Sequence[Prefix], publish: bool) -> list[int]:
+        """Start requests together, each on its cached prefix and what it has in host memory; `grow` takes the rest
+        when needed. With `publish`, what is brought back can be found once the step is done.
+
+        Returns how many blocks each brings back from host memory.
+        """
+        # Blocks are taken on the way, and what one has found must not be evicted for another.
+        kept = [block for prefix in prefixes for block in prefix.blocks]
+        for block in kept:
+            self.pool.acquire(block)
+        sources = [prefix.source for prefix in prefixes if prefix.partial]
+        for block in sources:
+            self.pool.pin(block)
+        brought_back = [self._start(*one, publish) for one in zip(requests, prefixes, strict=True)]
+        for block in sources:
+            self.pool.unpin(block)
+        self.pool.release(kept)
+        return brought_back
+
+    def _start(self, request: Request, prefix: Prefix, publish: bool) -> int:
         self._begin(request, "paged")
-        size = self.block_size
+        before = len(self._swap_in)
         for block in prefix.blocks:
             self.pool.acquire(block)
         request.table.extend(prefix.blocks)
-        request.num_computed = request.cached = len(prefix.blocks) * size
+        request.num_computed = request.cached = prefix.tokens(self.block_size)
         if request.num_swapped > request.num_computed:
             self._bring_back(request, first=len(prefix.blocks))
-        elif prefix.partial and not request.num_swapped:
+            if publish and request.scheduling.prefix_cache:
+                self._returning.append(request)
+        elif prefix.partial:
             self.pool.pin(prefix.source)
             (target,) = self.pool.allocate(1)
             self._copies[target] = Copy(request.id, prefix.source, target, prefix.partial)
             self.pool.fill(target, prefix.partial)
             request.table.append(target)
-            request.num_computed = request.cached = request.num_computed + prefix.partial
-        if prefix.blocks or prefix.partial:
+        if request.cached:
             self._note_tail(request)
         self._give_up_host(request)
+        return len(self._swap_in) - before
 
-    def admit_reserved(self, request: Request, fit: ReservedFit = "first") -> bool:
-        """Start a request on one contiguous run of `max_model_len` slots, if a hole is long enough."""
+    def admit_reserved(self, request: Request, fit: ReservedFit = "first") -> int | None:
+        """Start a request on one contiguous run of `max_model_len` slots; returns how many blocks it brings back from
+        host memory, or None where no hole is long enough."""
         run = self.pool.allocate_run(self.reservation_blocks, fit)
         if run is None:
-            return False
+            return None
+        before = len(self._swap_in)
         self._begin(request, "reserved")
         request.table.extend(run)
         request.num_computed = request.cached = 0
         if request.num_swapped:
             self._bring_back(request, first=0)
         self._give_up_host(request)
-        return True
+        return len(self._swap_in) - before
 
     def needed(self, requests: Sequence[Request], tokens: Sequence[int]) -> int:
         """Blocks to take so that each request has slots of its own for its first `tokens` tokens: those missing,
@@ -295,11 +330,6 @@ class KVManager:
         request.host_table = []
         request.num_swapped = 0
 
-    @property
-    def num_swapping_in(self) -> int:
-        """Blocks that this step brings back."""
-        return len(self._swap_in)
-
     # The step's end
 
     def take_moves(self) -> Moves:
@@ -311,6 +341,9 @@ class KVManager:
         for copy in self._copies.values():
             self.pool.unpin(copy.source)
         self._copies.clear()
+        for request in self._returning:
+            self._publish(request, 0, request.num_computed // self.block_size)
+        self._returning.clear()
         self._swap_out.clear()
         self._swap_in.clear()
         self._brought_back.clear()
@@ -325,6 +358,23 @@ class KVManager:
         )
         self._changed_from.clear()
         return changes
+
+    def clear_cache(self) -> int:
+        """Forget every prefix, those of requests that run included; they keep their blocks. Returns the blocks
+        forgotten."""
+        self._tails.clear()
+        self._tail_of.clear()
+        return self.pool.clear_cache()
+
+    def check_tails(self) -> None:
+        """Raise IllegalState if a tail could be found that is not after the hash it is found by."""
+        if {request for requests in self._tails.values() for request in requests} != self._tail_of.keys():
+            raise IllegalState("the index of tails has lost some")
+        for request, key in self._tail_of.items():
+            full = request.num_computed // self.block_size
+            hashes = request.true_hashes(self.block_size)
+            if not request.table or key != (hashes[full - 1] if full else request.root):
+                raise IllegalState(f"request {request.id} is found by a prefix that is not its own")
 
     # Within
 
@@ -359,8 +409,10 @@ class KVManager:
         size = self.block_size
         hashes = extend_hashes(request.block_hashes, request.tokens, size, request.root)
         for index in range(first, last):
+            if request.table[index] in self.pool.cache:
+                continue  # found there, or brought back by another that shares it
             begin = index * size
-            tokens = tuple(request.tokens[begin : begin + size]) if self.partial_hits else ()
+            tokens = request.tokens[begin : begin + size] if self.partial_hits else ()
             parent = hashes[index - 1] if index else request.root
             decoded = begin + size > request.prompt_length
             self.pool.publish(request.table[index], Contents(hashes[index], parent, tokens, decoded))

@@ -5,7 +5,7 @@ Blocks in here are full and do not change. Who may hold or evict one is the pool
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ class Contents(NamedTuple):
 
     hash: bytes
     parent: bytes
-    tokens: tuple[int, ...]  # empty where parts of blocks are not looked for
+    tokens: Sequence[int]  # empty where parts of blocks are not looked for
     decoded: bool
 
 
@@ -58,6 +58,11 @@ class PrefixCache:
             if common > longest:
                 best, longest = block, common
         return (best, longest) if longest else None
+
+    def beginning_with(self, block: int) -> Collection[int]:
+        """The blocks that are found by the beginning of this one."""
+        contents = self.contents[block]
+        return self._beginnings[contents.parent, contents.tokens[0]] if contents.tokens else (block,)
 
     def was_evicted(self, block_hash: bytes) -> bool:
         return block_hash in self._evicted

@@ -7,7 +7,7 @@ LEAST_TOKENS = 16  # shorter steps read the weights rather than compute: their t
 
 
 class Rates:
-    """Exponentially weighted seconds per prefill token and per block moved one way; None until measured."""
+    """Exponentially weighted seconds per token of a prefill and per block swapped one way; None until measured."""
 
     def __init__(self) -> None:
         self.token: float | None = None
@@ -17,7 +17,7 @@ class Rates:
         if tokens >= LEAST_TOKENS:
             self.token = _blend(self.token, seconds / tokens)
 
-    def moved(self, blocks: int, seconds: float) -> None:
+    def swapped(self, blocks: int, seconds: float) -> None:
         if blocks:
             self.block = _blend(self.block, seconds / blocks)
 

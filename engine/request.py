@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.block_hash import root_hash
+from engine.block_hash import extend_hashes, root_hash
 from engine.protocol import Allocation, FinishReason, RequestStatus, RowKind
 from engine.sampling_params import SamplingParams, SchedulingParams
 
@@ -39,6 +39,7 @@ class Request:
         "host_table",
         "id",
         "num_computed",
+        "num_given_hashes",
         "num_swapped",
         "parent",
         "preemptions",
@@ -64,6 +65,7 @@ class Request:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         eos_token_ids: frozenset[int] = frozenset(),
         max_model_len: int = UNLIMITED,
+        block_hashes: Sequence[bytes] = (),
     ) -> None:
         if not prompt:
             raise ValueError("a request needs at least one prompt token")
@@ -87,7 +89,8 @@ class Request:
         self.found = 0  # found at the first: what it finds after a preemption may be its own
         self.table: list[int] = []
         self.host_table: list[int] = []
-        self.block_hashes: list[bytes] = []  # of its full blocks so far, extended when needed
+        self.block_hashes = list(block_hashes)  # of its full blocks so far, extended when needed
+        self.num_given_hashes = len(block_hashes)
         self.preemptions = 0
         self.skipped = 0  # how often a later request was admitted past it
         self.allocation: Allocation | None = None  # how its blocks were taken; None while it waits
@@ -128,6 +131,10 @@ class Request:
         """On the engine's clock."""
         timeout = self.scheduling.timeout
         return None if timeout is None else self.arrived + timeout
+
+    def true_hashes(self, block_size: int) -> list[bytes]:
+        """The hashes of its full blocks, computed anew, as far as they were not given with its tokens."""
+        return extend_hashes(list(self.block_hashes[: self.num_given_hashes]), self.tokens, block_size, self.root)
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; returns why the request ends with it, if it does. A stop outranks a length."""

@@ -68,9 +68,11 @@ class Scheduler:
         Raises RequestTooLarge when it could never run, ValueError for an id in use.
         """
         family = (request, *children)
+        seen: set[str] = set()
         for one in family:
-            if one.id in self.requests:
+            if one.id in self.requests or one.id in seen:
                 raise ValueError(f"request id {one.id!r} is in use")
+            seen.add(one.id)
         self._check_size(request, len(family))
         request.children = list(children)
         for child in children:
@@ -239,7 +241,7 @@ class Scheduler:
         host_blocks = self.kv.host_blocks_taken(members)
         recompute = self.rates.recompute_seconds(tokens)
         swap = self.rates.swap_seconds(host_blocks) if self.kv.host.num_blocks else None
-        by = self._preempted_by(host_blocks, recompute, swap)
+        by = self._preempted_by(tokens, host_blocks, recompute, swap)
         for member in members:
             lost, moved = member.num_computed, 0
             self.running.remove(member)
@@ -252,9 +254,9 @@ class Scheduler:
             self.waiting.add(member)
             self.events.preempted.append(Preempted(member.id, lost, by, moved, recompute, swap))
 
-    def _preempted_by(self, host_blocks: int, recompute: float | None, swap: float | None) -> PreemptedBy:
+    def _preempted_by(self, tokens: int, host_blocks: int, recompute: float | None, swap: float | None) -> PreemptedBy:
         """By cost where that is left open; swapping is tried once to be measured."""
-        if host_blocks > self.kv.host.num_free or self.control.preempt == "recompute" or not host_blocks:
+        if not tokens or host_blocks > self.kv.host.num_free or self.control.preempt == "recompute":
             return "recompute"
         if self.control.preempt == "swap" or recompute is None or swap is None:
             return "swap"
@@ -291,27 +293,26 @@ class Scheduler:
         """
         kv, pool = self.kv, self.kv.pool
         if self.is_reserving(request):
-            moved = kv.num_swapping_in
-            if not kv.admit_reserved(request, self.control.reserved_fit):
+            brought_back = kv.admit_reserved(request, self.control.reserved_fit)
+            if brought_back is None:
                 return Wait(request.id, "hole", kv.reservation_blocks, pool.num_available, pool.longest_hole())
             self._part(request)
-            self._join(request, prefix, kv.num_swapping_in - moved)
+            self._join(request, prefix, brought_back)
             return None
-        members = self.members(request)
-        prefixes = [prefix, *map(self.cached_prefix, (member for member in members if member is not request))]
-        order = [request, *(member for member in members if member is not request)]
-        # One block to spare for each that runs, or the newcomer would be preempted within a few steps.
-        spare = len(self.running) + owed
+        order = [request, *(member for member in self.members(request) if member is not request)]
+        prefixes = [prefix, *map(self.cached_prefix, order[1:])]
+        # One block to spare for each that runs or is to be forked, or one would be preempted within a few steps.
+        family = sum(len(member.children) for member in order)
+        spare = self.rows_taken() + family + owed if self.running else 0
         needed = self._blocks_taken(order, prefixes)
         if needed + spare > pool.num_available:  # the blocks to copy from might be those that are wanting
-            prefixes = [found._replace(partial=0, source=-1) for found in prefixes]
+            prefixes = [found.whole() for found in prefixes]
             needed = self._blocks_taken(order, prefixes)
         if needed + spare > pool.num_available:
             return Wait(request.id, "blocks", needed + spare, pool.num_available)
-        for member, found in zip(order, prefixes, strict=True):
-            moved = kv.num_swapping_in
-            kv.admit_paged(member, found)
-            self._join(member, found, kv.num_swapping_in - moved)
+        moved = kv.admit_paged(order, prefixes, self.control.prefix_cache)
+        for joining in zip(order, prefixes, moved, strict=True):
+            self._join(*joining)
         return None
 
     def _blocks_taken(self, requests: Sequence[Request], prefixes: Sequence[Prefix]) -> int:
@@ -335,7 +336,7 @@ class Scheduler:
                 looked_up,
                 request.allocation or "paged",
                 resumed=not first,
-                decoded_tokens=min(prefix.decoded_tokens, request.cached),
+                decoded_tokens=prefix.decoded_tokens(self.kv.block_size),
                 copied_tokens=copied,
                 evicted_tokens=prefix.evicted_tokens,
                 swapped_tokens=request.num_computed - request.cached,
@@ -449,12 +450,22 @@ class Scheduler:
     # Endings
 
     def _expire(self, now: float) -> None:
+        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most are of requests that have ended
+            live = [entry for entry in self._deadlines if self._has(*entry[1:])]
+            heapq.heapify(live)
+            self._deadlines = live
         while self._deadlines and self._deadlines[0][0] <= now:
             _, sequence, request_id = heapq.heappop(self._deadlines)
-            request = self.requests.get(request_id)
-            if request is not None and request.sequence == sequence and request.reason is None:
-                self.expired.append((request_id, "deadline"))
-                self._end_early(request, "deadline")
+            if self._has(sequence, request_id):
+                request = self.requests[request_id]
+                if request.reason is None:
+                    self.expired.append((request_id, "deadline"))
+                    self._end_early(request, "deadline")
+
+    def _has(self, sequence: int, request_id: str) -> bool:
+        """Whether that request lives: its id may have been taken again by a later one."""
+        request = self.requests.get(request_id)
+        return request is not None and request.sequence == sequence
 
     def _release_held(self) -> None:
         for request in [r for r in self.running if r.reason is not None]:
@@ -470,7 +481,7 @@ class Scheduler:
     def _end_early(self, request: Request, reason: FinishReason) -> None:
         """End a request before its own end, with those to be forked off it and the other beams of its search.
         One that a stop string ended has finished like any other."""
-        if reason == "stop" and request.num_computed and not request.children:
+        if reason == "stop" and request.num_computed and not request.children and request.beams is None:
             self._finish(request, reason)
             return
         family: Iterable[Request] = (request, *request.children)

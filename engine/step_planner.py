@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from engine.scheduler import Scheduler
 
 MAX_SKIPS = 16  # how many later requests may be admitted past one that does not fit
-LOOK_AHEAD = 32  # how far into the queue a step looks for one that does
+LOOK_AHEAD = 16  # how far into the queue a step looks for one that does
 
 
 class StepPlanner:
@@ -75,9 +75,10 @@ class StepPlanner:
         return True
 
     def _decode_beams(self, group: BeamGroup) -> None:
-        """All beams of a search go on in one step, or none. They may pass the budget where nothing else has begun."""
+        """All beams of a search go on in one step, or none; with the last of the budget they may pass it, or those
+        before them could hold them up for good."""
         members = group.members
-        if not group.together or members[0] in self.rows or (len(members) > self.budget and self.rows):
+        if not group.together or members[0] in self.rows:
             return
         tokens = [member.num_tokens for member in members]
         while self.kv.needed(members, tokens) > self.kv.pool.num_available:
@@ -121,10 +122,13 @@ class StepPlanner:
         candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs)
         if self._is_full(candidates[0], rows):
             return
+        owed = sum(map(self.kv.owed, scheduler.running))
+        if scheduler.running and self.kv.pool.num_available <= rows + owed and self.control.allocation == "paged":
+            self.note_blocks()  # whoever joined would take what those that run still need
+            return
         blocked: list[Request] = []
         computing = self._prefixes_being_computed()
-        owed = sum(map(self.kv.owed, scheduler.running))
-        for request in candidates:
+        for place, request in enumerate(candidates):
             if request not in scheduler.waiting:
                 continue  # it joined with another beam of its search
             if self._is_full(request, rows):
@@ -141,7 +145,7 @@ class StepPlanner:
                 return
             children = request.children
             wait = scheduler.admit(request, prefix, owed)
-            candidates.extend(child for child in children if child.parent is None)  # they now run on their own
+            candidates[place + 1 : place + 1] = [child for child in children if child.parent is None]
             if wait is not None:
                 self._note(wait)
                 if wait.cause == "hole":
@@ -206,10 +210,11 @@ class StepPlanner:
             self._note_unforked()
 
     def note_blocks(self) -> None:
-        """Those that run lack blocks themselves."""
-        if self.scheduler.waiting:
+        """Those that run need all blocks themselves."""
+        scheduler = self.scheduler
+        if scheduler.waiting:
             request = self._candidates(1)[0]
-            needed = blocks_for(request.num_tokens, self.kv.block_size)
+            needed = blocks_for(request.num_tokens, self.kv.block_size) + scheduler.rows_taken()
             self._note(Wait(request.id, "blocks", needed, self.kv.pool.num_available))
         else:
             self._note_unforked()

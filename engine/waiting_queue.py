@@ -64,6 +64,8 @@ class WaitingQueue:
 
     def oldest(self) -> Request | None:
         """The one that arrived first."""
+        if len(self._arrivals) > 2 * len(self) + 64:  # most have left, behind one that stays
+            self._arrivals = sorted(self._by_arrival)
         arrivals = self._arrivals
         while arrivals and arrivals[0] not in self._by_arrival:
             heapq.heappop(arrivals)

@@ -198,6 +198,12 @@ class EngineMachine(RuleBasedStateMachine):
         for shared, max_tokens in prompts:
             self.add_plain([*range(shared), 40, *range(9)], max_tokens)
 
+    @rule(first=st.integers(41, 90))
+    def flood(self, first: int) -> None:
+        """A prompt like no other, as long as can be: it leaves the pool full of cached blocks."""
+        length = self.core.info.max_model_len - 2
+        self.add_plain([first, *([200] * length)][:length], 1)
+
     def add_plain(self, prompt: list[int], max_tokens: int) -> None:
         sampling, limit = greedy(max_tokens, ignore_eos=True), self.core.info.max_model_len
         if len(prompt) < limit:

@@ -15,7 +15,7 @@ def request(name: str, prompt: list[int], **settings: Any) -> Request:
 
 
 def computed(kv: KVManager, req: Request, tokens: int) -> Request:
-    kv.admit_paged(req, kv.cached_prefix(req))
+    kv.admit_paged([req], [kv.cached_prefix(req)], publish=True)
     assert kv.grow(req, tokens)
     kv.commit(req, tokens - req.num_computed, publish=True)
     return req
@@ -49,7 +49,7 @@ def test_a_partial_hit_copies_the_block_and_pins_it_for_the_step():
     kv = KVManager(BlockPool(16, 4), 64)
     first = computed(kv, request("a", list(range(8))), 8)
     branch = request("b", [0, 1, 2, 3, 4, 5, 9])
-    kv.admit_paged(branch, kv.cached_prefix(branch))
+    kv.admit_paged([branch], [kv.cached_prefix(branch)], publish=True)
     (copy,) = kv.take_moves().copies
     assert (copy.request, copy.source, copy.target, copy.tokens) == ("b", first.table[1], branch.table[1], 2)
     assert branch.num_computed == branch.cached == 6
@@ -71,7 +71,7 @@ def test_a_block_that_gets_its_contents_in_this_step_is_not_copied_from():
     computed(kv, request("a", list(range(8))), 8)
     for name in ("b", "c"):
         branch = request(name, [0, 1, 2, 3, 4, 5, 9])
-        kv.admit_paged(branch, kv.cached_prefix(branch))
+        kv.admit_paged([branch], [kv.cached_prefix(branch)], publish=True)
     copies = kv.take_moves().copies
     assert {copy.source for copy in copies}.isdisjoint(copy.target for copy in copies)
 
@@ -94,10 +94,10 @@ def test_hits_and_misses_are_told_by_cause():
     first.tokens.extend(range(4, 13))  # generated
     kv.free(computed(kv, first, 12))
     found = kv.cached_prefix(request("b", list(range(13))))
-    assert (len(found.blocks), found.decoded_tokens, found.evicted_tokens) == (3, 8, 0)
+    assert (len(found.blocks), found.decoded_tokens(4), found.evicted_tokens) == (3, 8, 0)
     kv.pool.allocate(1)  # evicts the last of them
     found = kv.cached_prefix(request("b", list(range(13))))
-    assert (len(found.blocks), found.decoded_tokens, found.evicted_tokens) == (2, 4, 4)
+    assert (len(found.blocks), found.decoded_tokens(4), found.evicted_tokens) == (2, 4, 4)
 
 
 def test_a_fork_shares_all_and_whoever_writes_first_copies():
@@ -147,8 +147,7 @@ def test_swapped_out_and_back_in_what_was_shared_is_shared_again():
     assert (kv.host.num_used, parent.num_swapped, parent.table) == (2, 6, [])
     kv.settle()
     kv.pool.clear_cache()
-    for one in (parent, child):
-        kv.admit_paged(one, NOTHING)
+    assert kv.admit_paged([parent, child], [NOTHING, NOTHING], publish=True) == [2, 0]
     assert parent.table == child.table
     assert parent.num_computed == 6
     assert len(kv.take_moves().swap_in) == 2
@@ -162,7 +161,7 @@ def test_what_the_cache_still_has_is_not_brought_back():
     one = computed(kv, request("a", list(range(6))), 6)
     kv.swap_out(one)
     kv.settle()
-    kv.admit_paged(one, kv.cached_prefix(one))
+    kv.admit_paged([one], [kv.cached_prefix(one)], publish=True)
     assert (one.cached, one.num_computed) == (4, 6)
     assert len(kv.take_moves().swap_in) == 1
 
@@ -171,7 +170,7 @@ def test_growth_takes_all_blocks_or_none():
     # Trap 12.
     kv = KVManager(BlockPool(4, 4), 64)
     req = request("a", list(range(40)))
-    kv.admit_paged(req, NOTHING)
+    kv.admit_paged([req], [NOTHING], publish=True)
     assert kv.grow(req, 8)
     before = list(req.table)
     assert not kv.grow(req, 20)
@@ -192,7 +191,7 @@ def test_a_cached_prefix_that_nobody_holds_counts_against_the_room():
 def test_a_reservation_is_one_contiguous_run_and_is_not_published():
     kv = KVManager(BlockPool(8, 4), 12)
     req = request("a", list(range(8)))
-    assert kv.admit_reserved(req)
+    assert kv.admit_reserved(req) == 0
     assert req.table == [0, 1, 2]
     kv.commit(req, 8, publish=True)
     assert not len(kv.pool.cache)
@@ -210,12 +209,12 @@ def test_freeing_lets_the_head_of_a_prefix_live_longest():
 def test_computing_more_than_there_is_is_refused():
     kv = KVManager(BlockPool(3, 4), 64)
     req = request("a", [1, 2])
-    kv.admit_paged(req, NOTHING)
+    kv.admit_paged([req], [NOTHING], publish=True)
     kv.grow(req, 4)
     with pytest.raises(IllegalState):
         kv.commit(req, 3, publish=True)
     with pytest.raises(IllegalState):
-        kv.admit_paged(req, NOTHING)
+        kv.admit_paged([req], [NOTHING], publish=True)
 
 
 def test_table_changes_are_told_from_the_first_new_block():
@@ -227,3 +226,37 @@ def test_table_changes_are_told_from_the_first_new_block():
     kv.grow(req, 20)
     kv.free(req)
     assert kv.drain_tables() == ()
+
+
+def test_what_is_brought_back_can_be_found_once_the_step_is_done():
+    kv = KVManager(BlockPool(4, 4), 64, HostPool(3))
+    one = computed(kv, request("a", list(range(9))), 9)
+    kv.swap_out(one)
+    kv.settle()
+    kv.clear_cache()
+    assert kv.admit_paged([one], [NOTHING], publish=True) == [3]
+    assert not len(kv.pool.cache)
+    kv.settle()
+    assert len(kv.cached_prefix(request("b", list(range(9)))).blocks) == 2
+
+
+def test_what_one_has_found_is_not_evicted_for_another_admitted_with_it():
+    kv = KVManager(BlockPool(4, 4), 64, HostPool(4))
+    first = computed(kv, request("a", list(range(4))), 4)
+    kv.free(first)  # its block is cached
+    kv.free(computed(kv, request("other", [9] * 12), 12))  # fills the rest of the pool with cached blocks
+    second, late = request("b", [7] * 5), request("c", list(range(5)))
+    second.num_swapped, second.host_table = 4, [kv.host.allocate()]
+    found = kv.cached_prefix(late)
+    assert len(found.blocks) == 1
+    kv.admit_paged([second, late], [NOTHING, found], publish=True)
+    assert set(second.table).isdisjoint(late.table)
+    assert kv.cached_prefix(request("d", list(range(5)))).blocks == tuple(late.table)
+
+
+def test_a_cleared_cache_has_no_tails_either():
+    kv = KVManager(BlockPool(8, 4), 64)
+    computed(kv, request("a", list(range(7))), 3)
+    assert kv.cached_prefix(request("b", list(range(7)))).partial == 3
+    kv.clear_cache()
+    assert kv.cached_prefix(request("b", list(range(7)))).partial == 0
