@@ -9,7 +9,6 @@ what else runs on the machine counts as little as can be.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engine.core import EngineCore
+from engine.garbage import look_rarely
 from engine.plan import Sampled, StepPlan, StepResult
 from engine.protocol import Control, EngineInfo, encode
 from engine.sampling_params import SamplingParams
@@ -63,8 +63,7 @@ def measure(running: int, steps: int) -> Cost:
         core.add(f"cmpl-{i:016x}", [*range(40 + i % 61), i], sampling)
     for _ in range(WARM_STEPS):
         core.step()
-    gc.collect()
-    gc.freeze()  # as the engine's process does when it starts
+    look_rarely()  # as the engine's process does when it has started
     scheduler = core.scheduler
     plan = scheduler.plan
     planned = 0.0
@@ -89,7 +88,6 @@ def measure(running: int, steps: int) -> Cost:
         encoding.append(time.thread_time() - ended)
         planning.append(planned)
         whole.append(ended - begun - runner.seconds)
-    gc.unfreeze()
     books = [all_of_it - part for all_of_it, part in zip(whole, planning, strict=True)]
     planned_ms, books_ms, whole_ms, encoding_ms = (
         statistics.median(times) * 1e3 for times in (planning, books, whole, encoding)

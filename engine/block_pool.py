@@ -97,12 +97,7 @@ class BlockPool:
         """Take `count` empty blocks, evicting cached ones when no others are left; all or none."""
         if count > self.num_available:
             raise IllegalState(f"{count} blocks were asked for and {self.num_available} are available")
-        blocks = []
-        for _ in range(count):
-            block = self.queue.first()
-            self._take(block)
-            blocks.append(block)
-        return blocks
+        return [self._take(self.queue.first()) for _ in range(count)]
 
     def allocate_run(self, count: int, fit: ReservedFit = "first") -> list[int] | None:
         """Take `count` adjacent blocks, or None where no hole is long enough: from the first hole that is, or from
@@ -166,7 +161,7 @@ class BlockPool:
         The journal leaves out what goes on being filled: that follows from who wrote how much.
         """
         before = self.filled[block]
-        if self.references[block] != 1 or block in self.cache:
+        if self.references[block] != 1 or block in self.cache.contents:
             raise IllegalState(f"block {block} is written, and it is shared, published or free")
         if not before <= filled <= self.block_size:
             raise IllegalState(f"block {block} has {before} filled slots and cannot have {filled}")
@@ -232,14 +227,16 @@ class BlockPool:
         """Runs of available blocks: (first block, length)."""
         return ((match.start(), match.end() - match.start()) for match in _RUNS.finditer(self._available))
 
-    def _take(self, block: int) -> None:
-        if block in self.cache:
+    def _take(self, block: int) -> int:
+        if block in self.cache.contents:
             self.cache.evict(block)
-        self._dequeue(block)
+        self.queue.remove(block)
+        self._available[block] = 0
         self.references[block] = 1
         self.logical += 1
         self.filled[block] = 0
         self._changed.add(block)
+        return block
 
     def _dequeue(self, block: int) -> None:
         self.queue.remove(block)

@@ -179,7 +179,6 @@ class EngineCore:
         scheduled = time.perf_counter()
         result = self.runner.run(plan)
         ran = time.perf_counter()
-        self._learn(plan, result)
         now = self.clock()
         ended = scheduler.commit(plan, result, now)
         if self.check_invariants:
@@ -193,7 +192,10 @@ class EngineCore:
             time.perf_counter() - ran,
             result.transfer,
         )
-        return (*early, *outputs, *self._ended_early()), self._record(now, rows, durations, plan.copies)
+        before = self.counters
+        record = self._record(now, rows, durations, plan.copies)
+        self._learn(before, plan, result)
+        return (*early, *outputs, *self._ended_early()), record
 
     def flush(self) -> Record | None:
         """A record of what changed since the last one without a step; None if nothing did."""
@@ -235,11 +237,12 @@ class EngineCore:
         expired, self.scheduler.expired = self.scheduler.expired, []
         return tuple(Output(request, finished=reason) for request, reason in expired)
 
-    def _learn(self, plan: StepPlan, result: StepResult) -> None:
+    def _learn(self, before: Counters, plan: StepPlan, result: StepResult) -> None:
         """Measure what preemption costs, by the steps that do little else."""
-        prefill = sum(row.count for row in plan.rows if row.kind == "prefill") if self.info.num_host_blocks else 0
-        if 2 * prefill > plan.num_tokens:
-            self.rates.computed(plan.num_tokens, result.prepare + result.forward)
+        prefill = self.counters.prefill_tokens - before.prefill_tokens
+        decode = self.counters.decode_tokens - before.decode_tokens
+        if prefill > decode:
+            self.rates.computed(prefill + decode, result.prepare + result.forward)
         if not plan.copies:
             self.rates.swapped(plan.num_moves, result.transfer)
 
@@ -247,18 +250,21 @@ class EngineCore:
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
     ) -> tuple[tuple[Row, ...], list[Output]]:
         """A computed step's rows for the record, and the news for those who asked."""
-        rows, outputs = [], []
+        rows: list[Row] = []
+        outputs: list[Output] = []
         sampled, scored = result.sampled, result.scored
         for row in plan.rows:
             request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
-            name, count = request.id, row.count
+            name = request.id
             token = sampled.get(name)
-            rows.append(Row(name, row.kind, count, row.start + count, request.cached, 0 if token is None else 1))
             if row.kind == "decode" and token is not None and request.beams is None:  # as nearly all
+                rows.append(Row(name, "decode", 1, row.start + 1, request.cached, 1))
                 finished = ended.get(name) if ended else None
                 stop = token.token_id if finished == "stop" else None
                 outputs.append(Output(name, token.token_id, token.logprob, token.top, finished, stop, request.found))
                 continue
+            context = row.start + row.count
+            rows.append(Row(name, row.kind, row.count, context, request.cached, 0 if token is None else 1))
             if request.beams is not None:
                 if name in ended:
                     beams = self.scheduler.found_beams.get(name, ())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import queue
 import signal
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.framing import FrameSplitter, decode_to_core, frame
+from engine.garbage import look_rarely
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.messages import (
@@ -235,8 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if core is None:
         sender.close()
         return 1
-    gc.collect()
-    gc.freeze()  # the model's objects never become garbage: collections need not look at them
+    look_rarely()
     sender.send(Ready(core.info, core.control))
     try:
         CoreLoop(core, inbox, sender).run()

@@ -47,13 +47,13 @@ def check_state(scheduler: Scheduler) -> None:
     _check_tables(scheduler)
     _check_host(scheduler)
     _check_beams(scheduler)
-    scheduler.kv.check_tails()
     waiting, running, unforked = list(scheduler.waiting), scheduler.running, list(scheduler.unforked)
     listed = {request.id for request in (*waiting, *running, *unforked)}
     _require(len(listed) == len(waiting) + len(running) + len(unforked), "a request is in two lists")
     _require(listed == scheduler.requests.keys(), "a request is in no list")
     _require(all(r.allocation is None and not r.table for r in (*waiting, *unforked)), "a waiting one holds blocks")
     _require(all(r.allocation is not None for r in running), "a running request was not admitted")
+    _require(scheduler.held.keys() == {r for r in running if r.reason is not None}, "the held requests are others")
     _require(all(r.parent is not None and r in r.parent.children for r in unforked), "a child has no parent")
 
 

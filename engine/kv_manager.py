@@ -68,9 +68,8 @@ class KVManager:
         self.reservation_blocks = blocks_for(max_model_len, pool.block_size)
         self.partial_hits = partial_hits
         self._changed_from: dict[str, tuple[Request, int]] = {}
-        # Requests by the hash of their last full block: the part of a block after it can be copied from them.
-        self._tails: dict[bytes, dict[Request, None]] = {}
-        self._tail_of: dict[Request, bytes] = {}
+        self._holders: dict[Request, None] = {}  # requests with a table
+        self._tails: dict[bytes, list[Request]] | None = None  # see `_found_tails`
         self._copies: dict[int, Copy] = {}  # by target
         self._swap_out: dict[int, int] = {}  # device block: host block
         self._swap_in: list[tuple[int, int]] = []  # (host block, device block)
@@ -110,14 +109,27 @@ class KVManager:
         cache = self.pool.cache
         source, longest = cache.find_beginning(parent, wanted) or (-1, 0)
         decoded = longest > 0 and cache.contents[source].decoded
-        for looks, other in enumerate(reversed(self._tails.get(parent, {}))):
-            if looks >= PARTIAL_LOOKS or longest == len(wanted):
+        for other in self._found_tails().get(parent, ())[-PARTIAL_LOOKS:]:
+            if longest == len(wanted):
                 break
             common = common_length(other.tokens[begin : other.num_computed], wanted)
             if common > longest and other.table[full] not in self._copies:  # that one gets its contents in this step
                 source, longest = other.table[full], common
                 decoded = other.num_computed > other.prompt_length
         return prefix._replace(partial=longest, source=source, partial_decoded=decoded)
+
+    def _found_tails(self) -> dict[bytes, list[Request]]:
+        """Those that run by the hash of their last full block: what they have after it can be copied from them.
+        Made when a step first asks; it would cost more to keep."""
+        if self._tails is None:
+            self._tails = {}
+            for request in self._holders:
+                full, used = divmod(request.num_computed, self.block_size)
+                known = request.allocation == "paged" and len(request.block_hashes) >= full
+                if used and known and request.scheduling.prefix_cache:
+                    key = request.block_hashes[full - 1] if full else request.root
+                    self._tails.setdefault(key, []).append(request)
+        return self._tails
 
     # Taking blocks
 
@@ -168,8 +180,6 @@ class KVManager:
             self._copies[target] = Copy(request.id, prefix.source, target, prefix.partial)
             self.pool.fill(target, prefix.partial)
             request.table.append(target)
-        if request.cached:
-            self._note_tail(request)
         self._give_up_host(request)
         return len(self._swap_in) - before
 
@@ -205,16 +215,16 @@ class KVManager:
     def grow(self, request: Request, tokens: int) -> bool:
         """Have slots of its own for the first `tokens` tokens: takes all blocks that are missing, and copies a tail
         that others hold too; or does nothing and says False."""
-        table = request.table
-        missing = max(0, blocks_for(tokens, self.block_size) - len(table))
+        table, pool = request.table, self.pool
+        missing = max(0, -(-tokens // self.block_size) - len(table))
         tail = self._shared_tail(request)
-        if missing + (tail >= 0) > self.pool.num_available:
+        if missing + (tail >= 0) > pool.num_available:
             return False
         if tail >= 0:
             self._copy_on_write(request, tail)
         if missing:
             self._changed(request, len(table))
-            table.extend(self.pool.allocate(missing))
+            table.extend(pool.allocate(missing))
         return True
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -225,8 +235,6 @@ class KVManager:
             self.pool.acquire(block)
         child.num_computed = parent.num_computed
         child.block_hashes = list(parent.block_hashes[: parent.num_computed // self.block_size])
-        if parent in self._tail_of:
-            self._note_tail(child)
 
     def commit(self, request: Request, count: int, publish: bool) -> None:
         """`count` more tokens of a request have their KV; with `publish`, its full blocks can be found."""
@@ -240,16 +248,11 @@ class KVManager:
         table = request.table
         if used + count < size:  # no block is filled up
             pool.fill(table[before // size], used + count)
-            if not before and publish and request.allocation == "paged" and request.scheduling.prefix_cache:
-                self._note_tail(request)
             return
         for index in range(before // size, blocks_for(after, size)):
             pool.fill(table[index], min(size, after - index * size))
         if publish and request.allocation == "paged" and request.scheduling.prefix_cache:
             self._publish(request, before // size, after // size)
-            self._note_tail(request)
-        else:
-            self._drop_tail(request)
 
     def unreserve(self, request: Request, publish: bool) -> None:
         """Give back what a reservation has not filled; the request goes on paged, its full blocks findable."""
@@ -262,13 +265,13 @@ class KVManager:
         self._changed(request, kept)
         if publish and request.scheduling.prefix_cache:
             self._publish(request, 0, request.num_computed // self.block_size)
-            self._note_tail(request)
 
     def free(self, request: Request) -> None:
         """Give every block back, tail first; what is published stays findable until it is evicted."""
         if self._copies and any(block in self._copies for block in request.table):
             raise IllegalState(f"request {request.id} gives up blocks that this step copies into")
-        self._drop_tail(request)
+        self._holders.pop(request, None)
+        self._tails = None
         self.pool.release(reversed(request.table))
         request.table.clear()
         request.allocation = None
@@ -338,6 +341,7 @@ class KVManager:
 
     def settle(self) -> None:
         """The moves are done: what they read may change again."""
+        self._tails = None
         for copy in self._copies.values():
             self.pool.unpin(copy.source)
         self._copies.clear()
@@ -360,21 +364,8 @@ class KVManager:
         return changes
 
     def clear_cache(self) -> int:
-        """Forget every prefix, those of requests that run included; they keep their blocks. Returns the blocks
-        forgotten."""
-        self._tails.clear()
-        self._tail_of.clear()
+        """Forget every prefix; requests keep their blocks. Returns the blocks forgotten."""
         return self.pool.clear_cache()
-
-    def check_tails(self) -> None:
-        """Raise IllegalState if a tail could be found that is not after the hash it is found by."""
-        if {request for requests in self._tails.values() for request in requests} != self._tail_of.keys():
-            raise IllegalState("the index of tails has lost some")
-        for request, key in self._tail_of.items():
-            full = request.num_computed // self.block_size
-            hashes = request.true_hashes(self.block_size)
-            if not request.table or key != (hashes[full - 1] if full else request.root):
-                raise IllegalState(f"request {request.id} is found by a prefix that is not its own")
 
     # Within
 
@@ -382,6 +373,7 @@ class KVManager:
         if request.table or request.allocation is not None:
             raise IllegalState(f"request {request.id} is admitted twice")
         request.allocation = allocation
+        self._holders[request] = None
         self._changed(request, 0)
 
     def _changed(self, request: Request, start: int) -> None:
@@ -390,8 +382,10 @@ class KVManager:
 
     def _shared_tail(self, request: Request) -> int:
         """The index of the block it writes next, if that holds KV and others hold it too; else -1."""
-        index, used = divmod(request.num_computed, self.block_size)
-        return index if used and self.pool.references[request.table[index]] > 1 else -1
+        computed, size = request.num_computed, self.block_size
+        if not computed % size:
+            return -1
+        return computed // size if self.pool.references[request.table[computed // size]] > 1 else -1
 
     def _copy_on_write(self, request: Request, index: int) -> None:
         pool, source = self.pool, request.table[index]
@@ -416,24 +410,3 @@ class KVManager:
             parent = hashes[index - 1] if index else request.root
             decoded = begin + size > request.prompt_length
             self.pool.publish(request.table[index], Contents(hashes[index], parent, tokens, decoded))
-
-    def _note_tail(self, request: Request) -> None:
-        """Let others find the tokens after its last full block."""
-        if not self.partial_hits:
-            return
-        full = request.num_computed // self.block_size
-        hashes = request.block_hashes
-        if len(hashes) < full:
-            extend_hashes(hashes, request.tokens, self.block_size, request.root)
-        key = hashes[full - 1] if full else request.root
-        if self._tail_of.get(request) != key:
-            self._drop_tail(request)
-            self._tails.setdefault(key, {})[request] = None
-            self._tail_of[request] = key
-
-    def _drop_tail(self, request: Request) -> None:
-        key = self._tail_of.pop(request, None)
-        if key is not None:
-            del self._tails[key][request]
-            if not self._tails[key]:
-                del self._tails[key]

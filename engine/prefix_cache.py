@@ -69,10 +69,11 @@ class PrefixCache:
 
     def add(self, block: int, contents: Contents) -> None:
         self.contents[block] = contents
-        self.by_hash.setdefault(contents.hash, {})[block] = None
+        _index(self.by_hash, contents.hash, block)
         if contents.tokens:
-            self._beginnings.setdefault((contents.parent, contents.tokens[0]), {})[block] = None
-        self._evicted.pop(contents.hash, None)
+            _index(self._beginnings, (contents.parent, contents.tokens[0]), block)
+        if self._evicted:
+            self._evicted.pop(contents.hash, None)
 
     def evict(self, block: int) -> None:
         """Forget a block whose memory is wanted, and remember that it was here."""
@@ -98,6 +99,14 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
             break
         count += 1
     return count
+
+
+def _index(index: dict[Key, dict[int, None]], key: Key, block: int) -> None:
+    blocks = index.get(key)
+    if blocks is None:
+        index[key] = {block: None}
+    else:
+        blocks[block] = None
 
 
 def _discard(index: dict[Key, dict[int, None]], key: Key, block: int) -> None:

@@ -53,6 +53,7 @@ class Scheduler:
         self.waiting = WaitingQueue(control.scheduling_policy)
         self.unforked: dict[Request, None] = {}  # by arrival
         self.running: list[Request] = []
+        self.held: dict[Request, None] = {}  # of those, finished in a static batch that goes on
         self.events = Events()
         self.wait: Wait | None = None  # why the next request was not admitted in the last plan
         self.forked: list[Request] = []  # got their first token in the last commit, without a row of their own
@@ -135,7 +136,7 @@ class Scheduler:
         if self._plan is not None:
             raise IllegalState("a step is planned before the last one was committed")
         self._expire(now)
-        if self.control.batching == "continuous" or not any(r.reason is None for r in self.running):
+        if self.held and (self.control.batching == "continuous" or len(self.held) == len(self.running)):
             self._release_held()
         self.wait = None
         step = StepPlanner(self, now)
@@ -217,11 +218,15 @@ class Scheduler:
                 continue
             computed = request.num_computed
             used = computed % size
-            if used and used + 1 < size:  # what `kv.commit` would do, for all of them at once
-                filling.append(request.table[computed // size])
-                request.num_computed = computed + 1
-            else:
+            if used + 1 == size:
                 kv.commit(request, 1, publish)
+            else:  # what `kv.commit` would do
+                block = request.table[computed // size]
+                if used:
+                    filling.append(block)
+                else:
+                    kv.pool.fill(block, 1)
+                request.num_computed = computed + 1
             reason = request.append(token.token_id)
             if reason is not None:
                 finished.append((request, reason))
@@ -468,7 +473,7 @@ class Scheduler:
         return request is not None and request.sequence == sequence
 
     def _release_held(self) -> None:
-        for request in [r for r in self.running if r.reason is not None]:
+        for request in list(self.held):
             self._remove(request)
             assert request.reason is not None
             ended = Left(request.id, request.reason)
@@ -498,6 +503,7 @@ class Scheduler:
         """In a static batch a finished member keeps its row and its memory until the batch ends."""
         if self.control.batching == "static":
             request.reason = reason
+            self.held[request] = None
             self.events.held.append(Left(request.id, reason))
         else:
             self._end(request, reason)
@@ -510,6 +516,7 @@ class Scheduler:
     def _remove(self, request: Request) -> None:
         if request.allocation is not None:
             self.running.remove(request)
+            self.held.pop(request, None)
         elif request in self.waiting:
             self.waiting.remove(request)
         else:

@@ -37,7 +37,7 @@ class StepPlanner:
     def plan_running(self) -> None:
         """Decodes first, so that no prefill holds them up; then the prefills that have begun."""
         rows, references, size = self.rows, self.kv.pool.references, self.kv.block_size
-        again = bool(rows)
+        again, grow = bool(rows), self.kv.grow
         prefills: list[Request] = []
         for request in list(self.scheduler.running):
             computed = request.num_computed
@@ -47,13 +47,13 @@ class StepPlanner:
                 continue
             elif self.budget <= 0:
                 return
-            # The common case: there is room in a block of its own.
-            elif computed % size and request.beams is None and references[request.table[computed // size]] == 1:
-                rows[request] = PlannedRow(request, "decode", computed, 1, True)
-                self.budget -= 1
             elif request.beams is not None:
                 self._decode_beams(request.beams)
-            elif not self._schedule(request):
+            # The common case first: there is room in a block of its own.
+            elif (computed % size and references[request.table[computed // size]] == 1) or grow(request, computed + 1):
+                rows[request] = PlannedRow(request, "decode", computed, 1, True)
+                self.budget -= 1
+            else:
                 self.out_of_blocks = True
                 self._make_room(request)
         for request in prefills:
@@ -243,10 +243,8 @@ class StepPlanner:
 
     def finished_rows(self) -> tuple[PlannedRow, ...]:
         """The step's rows; held ones are padding beside those that work, and cost no budget."""
-        if self.rows and self.control.batching == "static":
-            held = (r for r in self.scheduler.running if r.reason is not None)
-            return (*self.rows.values(), *(PlannedRow(r, "held", r.num_computed - 1, 1, False) for r in held))
-        return tuple(self.rows.values())
+        held = self.scheduler.held if self.rows else ()
+        return (*self.rows.values(), *(PlannedRow(r, "held", r.num_computed - 1, 1, False) for r in held))
 
     def _take(self, request: Request, count: int) -> None:
         """Plan `count` more tokens of a request."""

@@ -17,6 +17,7 @@ def request(name: str, prompt: list[int], **settings: Any) -> Request:
 def computed(kv: KVManager, req: Request, tokens: int) -> Request:
     kv.admit_paged([req], [kv.cached_prefix(req)], publish=True)
     assert kv.grow(req, tokens)
+    kv.settle()
     kv.commit(req, tokens - req.num_computed, publish=True)
     return req
 
@@ -252,11 +253,3 @@ def test_what_one_has_found_is_not_evicted_for_another_admitted_with_it():
     kv.admit_paged([second, late], [NOTHING, found], publish=True)
     assert set(second.table).isdisjoint(late.table)
     assert kv.cached_prefix(request("d", list(range(5)))).blocks == tuple(late.table)
-
-
-def test_a_cleared_cache_has_no_tails_either():
-    kv = KVManager(BlockPool(8, 4), 64)
-    computed(kv, request("a", list(range(7))), 3)
-    assert kv.cached_prefix(request("b", list(range(7)))).partial == 3
-    kv.clear_cache()
-    assert kv.cached_prefix(request("b", list(range(7)))).partial == 0

@@ -253,7 +253,7 @@ def test_a_branch_goes_on_in_the_middle_of_anothers_block(tiny):
     core.add("branch", branch, greedy)
     tokens, _, records = run(core)
     (joined,) = [joined for record in records for joined in record.joined if joined.request == "branch"]
-    assert (joined.cached_tokens, joined.copied_tokens, joined.decoded_tokens) == (42, 10, 0)
+    assert (joined.cached_tokens, joined.copied_tokens, joined.decoded_tokens) == (42, 10, 10)
     alone = tiny.core(Control(prefix_cache=False), num_blocks=80)
     alone.add("x", branch, greedy)
     assert run(alone)[0]["x"] == tokens["branch"]
