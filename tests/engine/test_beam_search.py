@@ -136,6 +136,14 @@ def test_never_takes_the_present_length_where_longer_ones_are_not_favoured(penal
     assert beams.done is done
 
 
+def test_never_does_not_hold_the_greatest_length_against_a_beam_where_longer_ones_are_punished():
+    beams = search(2, max_tokens=10, early_stopping="never", length_penalty=-1.0)
+    beams.advance([[(END, -1.0), (1, -1.1), (2, -9.0), (3, -9.0)]], [()])
+    beams.advance([[(4, -0.1), (END, -2.0), *FILLER], [(5, -9.0), *FILLER]], [(1,), (2,)])
+    assert [output.score for output in beams.finished] == [pytest.approx(-1.0), pytest.approx(-3.1 * 2)]
+    assert not beams.done, "-1.2 * 2 is better, though -1.2 * 10 is not"
+
+
 def test_the_first_end_may_follow_min_tokens_others():
     # Trap 15: as the sampler has it, which bans the ends while fewer than min_tokens are there.
     beams = search(1, min_tokens=2)

@@ -1,5 +1,8 @@
+from engine.block_pool import BlockPool
+from engine.kv_manager import KVManager, Prefix
 from engine.prefix_cache import PARTIAL_LOOKS, Contents, PrefixCache, common_length
 from engine.protocol import Control
+from engine.request import Request
 from engine.sampling_params import SchedulingParams
 from tests.engine.mirror import expected_output, greedy, mirror_core
 from tests.engine.test_scheduler import finish, step
@@ -98,6 +101,47 @@ def test_the_next_turn_of_a_chat_hits_the_answer():
     sharing = records[-1].sharing
     assert (sharing.looked_up_tokens, sharing.found_tokens, sharing.decoded_tokens) == (31, 16, 8)
     assert tokens["turn 2"] == expected_output([*question, *answer, 30, 29], greedy(3, **ENDLESS), 64)[0]
+
+
+def test_what_was_found_is_told_with_every_token():
+    core = mirror_core()
+    core.add("a", list(range(9)), greedy(1))
+    finish(core)
+    core.add("b", list(range(9)), greedy(3, **ENDLESS), siblings=["b.1"])
+    found = {(output.request, output.cached_tokens) for _ in range(3) for output in core.step()[0]}
+    assert found == {("b", 8), ("b.1", 8)}
+
+
+def test_a_block_to_copy_from_is_given_up_where_it_is_wanted_itself():
+    core = mirror_core(4, 4, 16)
+    core.add("a", [1] * 15, greedy(1))
+    finish(core)
+    prompt = [1, 1, *range(2, 15)]  # needs all four blocks, and the one it would copy from is one of them
+    core.add("b", prompt, greedy(1))
+    records, tokens, _ = finish(core)
+    assert (records[0].joined[0].cached_tokens, records[0].copies) == (0, ())
+    assert tokens["b"] == expected_output(prompt, greedy(1), 16)[0]
+
+
+def test_what_one_is_to_copy_from_is_not_evicted_for_another_admitted_with_it():
+    kv = KVManager(BlockPool(4, 4), 64)
+
+    def leave(tokens: list[int]) -> int:
+        request = Request("x", tokens, greedy(1), 0.0, 0)
+        kv.admit_paged([request], [Prefix()], publish=True)
+        assert kv.grow(request, len(tokens))
+        kv.commit(request, len(tokens), publish=True)
+        first = request.table[0]
+        kv.free(request)
+        return first
+
+    oldest, other = leave([1, 2, 3, 4]), leave([5, 6, 7, 8])
+    leave([9] * 8)
+    one, two = Request("one", [5, 6, 0], greedy(1), 0.0, 1), Request("two", [1, 2, 3, 0], greedy(1), 0.0, 2)
+    kv.admit_paged([one, two], [kv.cached_prefix(one), kv.cached_prefix(two)], publish=True)
+    copies = kv.take_moves().copies
+    assert [(copy.source, copy.tokens) for copy in copies] == [(other, 2), (oldest, 3)]
+    assert {copy.target for copy in copies}.isdisjoint({oldest, other})
 
 
 def test_a_miss_by_eviction_is_told_from_one_never_seen():

@@ -40,11 +40,13 @@ def test_steps_too_short_to_tell_are_not_counted():
 
 
 class TimedRunner(MirrorRunner):
-    """Computing takes 1 ms a token, moving 10 ms a move."""
+    """Computing takes 1 ms a token (`token`), moving 10 ms a move."""
+
+    token = 0.001
 
     def run(self, plan: StepPlan) -> StepResult:
         result = super().run(plan)
-        forward, transfer = plan.num_tokens / 1000, plan.num_moves / 100
+        forward, transfer = plan.num_tokens * self.token, plan.num_moves / 100
         return msgspec.structs.replace(result, prepare=forward / 4, forward=forward * 3 / 4, transfer=transfer)
 
 
@@ -59,6 +61,17 @@ def test_an_engine_learns_them_from_steps_that_do_little_else():
     core.scheduler.preempt(core.scheduler.running[0])
     finish(core)
     assert core.rates.swap_seconds(1) == pytest.approx(0.02)
+
+
+def test_a_step_of_decodes_is_no_measure_of_a_prefill():
+    core = mirror_core(32, 4, 64)
+    core.runner = runner = TimedRunner(32, 4)
+    for index in range(LEAST_TOKENS):
+        core.add(f"r{index}", [index], greedy(3, **ENDLESS))
+    assert len(step(core).rows) == LEAST_TOKENS
+    runner.token = 1.0
+    assert len(step(core).rows) == LEAST_TOKENS
+    assert core.rates.recompute_seconds(1) == pytest.approx(0.001)
 
 
 def test_copies_on_the_device_are_no_measure_of_a_swap():

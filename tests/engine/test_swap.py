@@ -107,6 +107,33 @@ def test_where_the_swap_space_is_too_small_it_is_computed_again():
     assert core.scheduler.kv.host.num_used == 0
 
 
+def test_what_siblings_share_takes_its_swap_space_once():
+    core = swapping_core(host=3)
+    core.add("a", list(range(10)), greedy(9, **ENDLESS), siblings=["b"])
+    first = {output.request: output.token_id for output in core.step()[0]}
+    for name in "ab":
+        core.scheduler.preempt(core.scheduler.requests[name])
+    assert [(p.request, p.by, p.swapped_blocks) for p in core.scheduler.events.preempted] == [
+        ("a", "swap", 3),
+        ("b", "swap", 0),
+    ]
+    _, tokens, _ = finish(core)
+    for name in "ab":
+        assert [first[name], *tokens[name]] == expected_output(list(range(10)), greedy(9, **ENDLESS), 64)[0]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_one_that_opts_out_of_the_cache_leaves_nothing_there_when_it_is_back(found):
+    # Trap 4.
+    core = swapping_core()
+    core.add("a", [1] * 9, greedy(9, **ENDLESS), SchedulingParams(prefix_cache=found))
+    step(core)
+    core.clear_cache()
+    preempt(core, "a")
+    core.add("b", [1] * 9, greedy(1))
+    assert step(core).joined[0].cached_tokens == (8 if found else 0)
+
+
 def test_without_swap_space_swap_cannot_be_chosen_and_auto_computes_again():
     core = swapping_core(host=0, control=Control(preempt="auto"))
     with pytest.raises(ControlError, match="preempt cannot be 'swap'"):
