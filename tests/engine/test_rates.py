@@ -23,12 +23,13 @@ def test_the_first_measurement_counts_whole_and_later_ones_are_blended_in():
     assert rates.recompute_seconds(100) == pytest.approx(1.0 + WEIGHT)
 
 
-def test_a_swap_costs_both_ways():
+def test_moves_are_measured_by_the_block():
     rates = Rates()
     rates.swapped(4, 0.4)
-    assert rates.swap_seconds(3) == pytest.approx(0.6)
+    assert rates.block == pytest.approx(0.1)
     rates.swapped(0, 9.0)
-    assert rates.swap_seconds(3) == pytest.approx(0.6)
+    rates.swapped(2, 0.4)
+    assert rates.block == pytest.approx(0.1 + WEIGHT * 0.1)
 
 
 def test_steps_too_short_to_tell_are_not_counted():
@@ -60,7 +61,7 @@ def test_an_engine_learns_them_from_steps_that_do_little_else():
     assert core.rates.recompute_seconds(1) == pytest.approx(0.001)
     core.scheduler.preempt(core.scheduler.running[0])
     finish(core)
-    assert core.rates.swap_seconds(1) == pytest.approx(0.02)
+    assert core.rates.block == pytest.approx(0.01)
 
 
 def test_a_step_of_decodes_is_no_measure_of_a_prefill():
