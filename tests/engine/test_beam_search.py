@@ -245,6 +245,20 @@ def test_a_search_reports_once_and_only_under_the_name_that_was_asked_for():
     assert core.pool.num_available == 32
 
 
+@pytest.mark.parametrize("ends", [28, 29, 30, 31, 32])
+def test_a_search_goes_on_where_nearly_every_token_is_an_end(ends):
+    core = mirror_core()
+    sampling = greedy(6, beam=BeamParams(4, 2.0, "never"), stop_token_ids=tuple(range(ends)), ignore_eos=True)
+    core.add("a", [1, 2], sampling, siblings=["a.1", "a.2", "a.3"])
+    beams: tuple[BeamOutput, ...] = ()
+    while core.has_work:
+        beams = next((output.beams for output in core.step()[0] if output.beams), beams)
+    assert 1 <= len(beams) <= 4
+    assert len({output.token_ids for output in beams}) == len(beams)
+    assert all(output.logprob > -100 for output in beams), "none that only filled a place"
+    assert core.pool.num_available == 32
+
+
 def test_a_width_without_as_many_siblings_is_refused():
     with pytest.raises(ValueError, match="width 3 needs 2 siblings"):
         mirror_core().add("a", [1], greedy(2, beam=BeamParams(3)), siblings=["a.1"])
