@@ -1,6 +1,7 @@
 """What planning a step and keeping its books cost, without a model: the engine core over a runner that only counts.
 
-`python -m benchmarks.bookkeeping [--steps N] [--json FILE]`. All requests decode, on a pool of 100,000 blocks of 16.
+`python -m benchmarks.bookkeeping [--steps N] [--json FILE]`. All requests decode, on a pool of 100,000 blocks of 16:
+first with an empty prefix cache, then with one that fills the pool, so that each new block evicts another.
 Planning is admission, growth and the plan; bookkeeping is the commit, the news for those who asked and the record.
 Turning the record into JSON is shown apart. Figures are medians of the steps, in this process's own CPU time, so that
 what else runs on the machine counts as little as can be.
@@ -46,6 +47,7 @@ class Cost(msgspec.Struct, frozen=True):
     """Median milliseconds of one step; `worst` is the longest step."""
 
     running: int
+    full_cache: bool
     planning: float
     bookkeeping: float
     together: float
@@ -54,11 +56,13 @@ class Cost(msgspec.Struct, frozen=True):
     record_bytes: int
 
 
-def measure(running: int, steps: int) -> Cost:
+def measure(running: int, steps: int, full_cache: bool) -> Cost:
     info = EngineInfo("none", "none", "none", BLOCK_SIZE, NUM_BLOCKS, 23_040, 8192, "0")
     runner = CountingRunner()
     core = EngineCore(runner, info, Control(max_num_seqs=4096, max_num_batched_tokens=1 << 20), clock=time.monotonic)
     sampling = SamplingParams(max_tokens=WARM_STEPS + steps + 10, temperature=0.0)
+    if full_cache:
+        _fill_cache(core)
     for i in range(running):  # lengths that reach a block's end at different steps, as in life
         core.add(f"cmpl-{i:016x}", [*range(40 + i % 61), i], sampling)
     for _ in range(WARM_STEPS):
@@ -92,7 +96,16 @@ def measure(running: int, steps: int) -> Cost:
     planned_ms, books_ms, whole_ms, encoding_ms = (
         statistics.median(times) * 1e3 for times in (planning, books, whole, encoding)
     )
-    return Cost(running, planned_ms, books_ms, whole_ms, max(whole) * 1e3, encoding_ms, len(data))
+    return Cost(running, full_cache, planned_ms, books_ms, whole_ms, max(whole) * 1e3, encoding_ms, len(data))
+
+
+def _fill_cache(core: EngineCore) -> None:
+    """Serve prompts that differ until every block is cached, and then as many again."""
+    longest = core.info.max_model_len - 1
+    for i in range(2 * NUM_BLOCKS * BLOCK_SIZE // longest):
+        core.add(f"fill{i}", [100 + i, *range(longest - 1)], SamplingParams(max_tokens=1))
+    while core.has_work:
+        core.step()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     for cost in costs:
         print(
-            f"{cost.running:>8}{cost.planning:>8.3f} ms{cost.bookkeeping:>10.3f} ms{cost.together:>8.3f} ms"
+            f"{cost.running:>8}{'full' if cost.full_cache else 'empty':>7}{cost.planning:>8.3f} ms{cost.bookkeeping:>10.3f} ms{cost.together:>8.3f} ms"
             f"{cost.together / cost.running * 1e3:>10.2f} µs{cost.worst:>6.2f} ms{cost.encoding:>6.3f} ms"
         )
     if arguments.json is not None:

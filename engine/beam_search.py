@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from engine.request import Request
 
 
+HOPELESS = -1e9  # the score of a beam that only fills a place
+
+
 class Continuation(NamedTuple):
     """A beam that goes on: `parent` is the place of the beam it continues, `token` what it adds to it."""
 
@@ -65,9 +68,11 @@ class BeamSearch:
         self.length += 1
         too_long = self.length >= self.max_tokens
         for score, beam, token in best[: self.params.width]:
-            if too_long or token in self.ends:
+            if score > HOPELESS and (too_long or token in self.ends):
                 self._finish(score, (*outputs[beam], token))
         running = [] if too_long else [c for c in best if c[2] not in self.ends][: self.params.width]
+        # Where nearly every token is an end, fewer go on; the others run along without hope, so that none is idle.
+        running += [(HOPELESS, *candidate[1:]) for candidate in running[:1]] * (self.params.width - len(running))
         self.scores = [score for score, _, _ in running]
         self.done = not running or self._cannot_improve()
         return [] if self.done else [Continuation(beam, token) for _, beam, token in running]

@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
 from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
-from engine.protocol import Allocation, Batching, Control, Preempt, ReservedFit, SchedulingPolicy
+from engine.protocol import (
+    MAX_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    MAX_WAIT,
+    Allocation,
+    Batching,
+    Control,
+    Preempt,
+    ReservedFit,
+    SchedulingPolicy,
+)
 
 ENVIRONMENT = "PAGED_ENGINE_"
 USAGE = 2
@@ -88,21 +98,21 @@ def add_control(add: Adder) -> None:
     )
     add(
         "--max-num-seqs",
-        type=between(1, 4096),
+        type=between(1, MAX_NUM_SEQS),
         default=defaults.max_num_seqs,
         metavar="N",
         help="requests in a batch (default: %(default)s)",
     )
     add(
         "--max-num-batched-tokens",
-        type=between(1, 1 << 20),
+        type=between(1, MAX_BATCHED_TOKENS),
         default=defaults.max_num_batched_tokens,
         metavar="N",
         help="tokens in a step (default: %(default)s)",
     )
     add(
         "--max-prefill-chunk",
-        type=between(0, 1 << 20),
+        type=between(0, MAX_BATCHED_TOKENS),
         default=defaults.max_prefill_chunk,
         metavar="N",
         help="tokens of one prompt in a step (default: 0, half of the step while others can use the rest)",
@@ -115,7 +125,7 @@ def add_control(add: Adder) -> None:
     )
     add(
         "--max-wait",
-        type=seconds(86400),
+        type=seconds(MAX_WAIT),
         default=defaults.max_wait,
         metavar="SECONDS",
         help="after which shortest_prefill lets a request go first (default: %(default)g)",
@@ -221,14 +231,14 @@ def between(least: int, most: int | None = None) -> Callable[[str], int]:
     return whole_number
 
 
-def seconds(most: int) -> Callable[[str], float]:
+def seconds(most: float) -> Callable[[str], float]:
     def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = 0.0
-        if not 0 < value <= most:
-            raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, at most {most}, got {text!r}")
+            value = -1.0
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to {most:.0f}, got {text!r}")
         return value
 
     return number

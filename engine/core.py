@@ -16,7 +16,9 @@ from engine.ledger import Ledger
 from engine.messages import Output
 from engine.plan import Runner, Sampled, StepPlan, StepResult
 from engine.protocol import (
-    ENDINGS,
+    MAX_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    MAX_WAIT,
     Control,
     Copy,
     Counters,
@@ -28,16 +30,13 @@ from engine.protocol import (
     RequestState,
     Row,
     Snapshot,
+    counted,
 )
 from engine.rates import Rates
 from engine.request import DEFAULT_SCHEDULING, Request
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Events, Scheduler
 from engine.waiting_queue import arrival_key
-
-MAX_NUM_SEQS = 4096
-MAX_BATCHED_TOKENS = 1 << 20
-MAX_WAIT = 86_400.0  # seconds
 
 
 class ControlError(ValueError):
@@ -245,6 +244,8 @@ class EngineCore:
             self.rates.computed(prefill + decode, result.prepare + result.forward)
         if not plan.copies:
             self.rates.swapped(plan.num_moves, result.transfer)
+        elif len(plan.copies) == plan.num_moves:
+            self.rates.copied(plan.num_moves, result.transfer)
 
     def _told(
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
@@ -282,7 +283,7 @@ class EngineCore:
                 token, finished = sampled.get(sibling.id), ended.get(sibling.id)
                 if token is not None or finished is not None:
                     outputs.append(_output(sibling, token, finished, result))  # type: ignore[arg-type]
-        rows.extend(Row(fork.id, "fork", 0, fork.num_computed, 0, 1) for fork in self.scheduler.forked)
+        rows.extend(Row(fork.id, "fork", 0, context, 0, 1) for fork, context in self.scheduler.forked)
         return tuple(rows), outputs
 
     def _short_hole_blocks(self) -> int:
@@ -299,9 +300,8 @@ class EngineCore:
         self._time = now
         self._reported = self.control
         self.seq += 1
-        self.counters = _counted(self.counters, rows, events, len(copies))
         cleared, self._cleared = self._cleared, 0
-        return Record(
+        record = Record(
             seq=self.seq,
             time=now,
             control=self.control,
@@ -324,6 +324,8 @@ class EngineCore:
             cleared=cleared,
             host_blocks=self.scheduler.kv.host.num_used,
         )
+        self.counters = counted(self.counters, record)
+        return record
 
     def _waiting(self, now: float) -> Queue:
         scheduler = self.scheduler
@@ -374,27 +376,3 @@ def _output(request: Request, token: Sampled | None, finished: FinishReason | No
         return Output(request.id, finished=finished, error=error)
     stop = token.token_id if finished == "stop" else None
     return Output(request.id, token.token_id, token.logprob, token.top, finished, stop, request.found)
-
-
-def _counted(counters: Counters, rows: tuple[Row, ...], events: Events, copies: int) -> Counters:
-    counts: dict[str, int] = msgspec.structs.asdict(counters)
-    counts["steps"] += bool(rows)
-    others = [row for row in rows if row.kind != "decode" or not row.sampled]
-    counts["decode_tokens"] += len(rows) - len(others)
-    counts["sampled_tokens"] += len(rows) - len(others)
-    for row in others:
-        if row.kind != "fork":
-            counts[f"{row.kind}_tokens"] += row.tokens
-        counts["sampled_tokens"] += row.sampled
-    counts["copied_blocks"] += copies
-    counts["preemptions"] += len(events.preempted)
-    for lost in events.preempted:
-        counts["swap_preemptions"] += lost.by == "swap"
-        counts["swapped_out_blocks"] += lost.swapped_blocks
-        counts["recomputed_tokens"] += lost.lost_tokens
-    for joined in events.joined:
-        counts["forks"] += joined.parent is not None
-        counts["swapped_in_blocks"] += joined.swapped_blocks
-    for ended in (*events.held, *events.left):
-        counts[ENDINGS[ended.reason]] += 1
-    return Counters(**counts)

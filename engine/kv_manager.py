@@ -3,7 +3,8 @@ moved to host memory and back, and given up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -44,6 +45,14 @@ class Prefix(NamedTuple):
 NOTHING = Prefix()
 
 
+class Loss(NamedTuple):
+    """What preempting a request takes: tokens to compute again, or blocks to move to host memory and back."""
+
+    tokens: int
+    blocks_out: int
+    blocks_in: int
+
+
 class Moves(NamedTuple):
     """What must be moved before the step computes; see StepPlan."""
 
@@ -67,6 +76,7 @@ class KVManager:
         self.block_size = pool.block_size
         self.reservation_blocks = blocks_for(max_model_len, pool.block_size)
         self.partial_hits = partial_hits
+        self.copy_pays: Callable[[int], bool] = lambda tokens: True  # whether to copy a block for so many tokens
         self._changed_from: dict[str, tuple[Request, int]] = {}
         self._holders: dict[Request, None] = {}  # requests with a table
         self._tails: dict[bytes, list[Request]] | None = None  # see `_found_tails`
@@ -98,10 +108,7 @@ class KVManager:
         return found._replace(evicted_tokens=max(0, gone - found.partial))
 
     def _with_part(self, request: Request, prefix: Prefix) -> Prefix:
-        """Add the tokens that another's block shares with the block after the whole ones, and that block.
-
-        A token copied costs some microseconds, computed some hundred: one is worth it.
-        """
+        """Add the tokens that another's block shares with the block after the whole ones, and that block."""
         size, full = self.block_size, len(prefix.blocks)
         begin = full * size
         wanted = request.tokens[begin : min(begin + size, request.num_tokens - 1)]
@@ -116,6 +123,8 @@ class KVManager:
             if common > longest and other.table[full] not in self._copies:  # that one gets its contents in this step
                 source, longest = other.table[full], common
                 decoded = other.num_computed > other.prompt_length
+        if not longest or not self.copy_pays(longest):
+            return prefix
         return prefix._replace(partial=longest, source=source, partial_decoded=decoded)
 
     def _found_tails(self) -> dict[bytes, list[Request]]:
@@ -282,10 +291,25 @@ class KVManager:
 
     # Host memory
 
-    def host_blocks_taken(self, requests: Sequence[Request]) -> int:
-        """Host blocks that swapping these out takes; a block they share is copied once."""
-        blocks = {block for request in requests for block in self._computed_blocks(request)}
-        return len(blocks - self._swap_out.keys())
+    def losses(self, requests: Sequence[Request]) -> list[Loss]:
+        """What each of these would lose if all were preempted. Cached blocks that others hold too are not lost, for
+        they will be found; a block that several of these share is moved once, with the first."""
+        held = Counter(block for request in requests for block in request.table)
+        moved = set(self._swap_out)
+        losses = []
+        for request in requests:
+            blocks = self._computed_blocks(request)
+            kept = 0
+            while kept < len(blocks) and self._outlives(blocks[kept], held):
+                kept += 1
+            new = [block for block in blocks if block not in moved]
+            moved.update(new)
+            back = sum(1 for block in blocks[kept:] if block in new)
+            losses.append(Loss(max(0, request.num_computed - kept * self.block_size), len(new), back))
+        return losses
+
+    def _outlives(self, block: int, held: Mapping[int, int]) -> bool:
+        return block in self.pool.cache and self.pool.references[block] > held[block]
 
     def swap_out(self, request: Request) -> int:
         """Move what a request has computed to host memory and free its blocks; returns how many blocks were moved:

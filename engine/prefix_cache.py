@@ -5,6 +5,7 @@ Blocks in here are full and do not change. Who may hold or evict one is the pool
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -34,7 +35,7 @@ class PrefixCache:
         self.by_hash: dict[bytes, dict[int, None]] = {}
         self.contents: dict[int, Contents] = {}
         self._beginnings: dict[tuple[bytes, int], dict[int, None]] = {}
-        self._evicted: dict[bytes, None] = {}  # oldest first
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # oldest first; a dict finds its first key slowly
         self._remember = remember
 
     def __contains__(self, block: int) -> bool:
@@ -44,9 +45,9 @@ class PrefixCache:
         return len(self.contents)
 
     def find(self, block_hash: bytes) -> int | None:
-        """A block that holds these tokens after this prefix, if one does."""
+        """The newest block that holds these tokens after this prefix, if one does."""
         blocks = self.by_hash.get(block_hash)
-        return next(iter(blocks)) if blocks else None
+        return next(reversed(blocks)) if blocks else None
 
     def find_beginning(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The block after `parent` that shares the most first tokens with `tokens`, and how many; None if none does."""
@@ -81,7 +82,7 @@ class PrefixCache:
         if block_hash not in self.by_hash:
             self._evicted[block_hash] = None
             if len(self._evicted) > self._remember:
-                del self._evicted[next(iter(self._evicted))]
+                self._evicted.popitem(last=False)
 
     def forget(self, block: int) -> Contents:
         contents = self.contents.pop(block)

@@ -14,6 +14,9 @@ from typing import Literal
 import msgspec
 
 PROTOCOL_VERSION = 2
+MAX_NUM_SEQS = 4096
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_WAIT = 86_400.0  # seconds
 
 Batching = Literal["continuous", "static"]
 Allocation = Literal["paged", "reserved"]
@@ -106,6 +109,7 @@ class Joined(msgspec.Struct, frozen=True):
     shared_tokens: int = 0
     swapped_tokens: int = 0  # brought back from host memory
     swapped_blocks: int = 0
+    recomputed_tokens: int = 0  # had KV before it was preempted, and are computed again
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -126,9 +130,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """A request lost its blocks and went back into the queue; it will recompute `lost_tokens`.
+    """A request lost its blocks and went back into the queue.
 
-    The seconds are what either way was expected to cost by the rates measured so far (None: not measured yet).
+    `lost_tokens` had KV that is given up; what it does not find in the cache when it resumes it computes again.
+    The seconds are what either way was expected to cost this request by the rates measured so far (None: not
+    measured yet): computing or moving what no other request holds.
     """
 
     request: str
@@ -305,7 +311,7 @@ class Counters(msgspec.Struct, frozen=True):
     copied_blocks: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
-    recomputed_tokens: int = 0  # lost to preemption by recompute
+    recomputed_tokens: int = 0
 
 
 # The counter of each way to end.
@@ -361,3 +367,29 @@ def block_state(references: int, filled: int, hashed: bool, block_size: int) -> 
     if filled == 0:
         return "reserved"
     return "full" if filled == block_size else "filling"
+
+
+def counted(counters: Counters, record: Record) -> Counters:
+    """The totals with one more record in them; the one place that says what they count."""
+    counts: dict[str, int] = msgspec.structs.asdict(counters)
+    rows = record.rows
+    others = [row for row in rows if row.kind != "decode" or not row.sampled]  # few, in a large batch
+    counts["steps"] += bool(rows)
+    counts["decode_tokens"] += len(rows) - len(others)
+    counts["sampled_tokens"] += len(rows) - len(others)
+    for row in others:
+        if row.kind != "fork":
+            counts[f"{row.kind}_tokens"] += row.tokens
+        counts["sampled_tokens"] += row.sampled
+    counts["copied_blocks"] += len(record.copies)
+    for lost in record.preempted:
+        counts["preemptions"] += 1
+        counts["swap_preemptions"] += lost.by == "swap"
+        counts["swapped_out_blocks"] += lost.swapped_blocks
+    for joined in record.joined:
+        counts["forks"] += joined.parent is not None
+        counts["swapped_in_blocks"] += joined.swapped_blocks
+        counts["recomputed_tokens"] += joined.recomputed_tokens
+    for ended in (*record.held, *record.left):
+        counts[ENDINGS[ended.reason]] += 1
+    return Counters(**counts)

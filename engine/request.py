@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,16 @@ class RequestTooLarge(ValueError):
     """The request could never run on this engine, however long it waited."""
 
 
+class ComputedTokens(Sequence[int]):
+    """Tokens that are worked out when they are looked at, as a simulation's; a request takes them as they are."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def append(self, token_id: int, /) -> None:
+        """The next token; whatever is given, it may be another."""
+
+
 class Request:
     """State is derived from `tokens`, `num_computed` and `table`; `sequence` is the order of arrival.
 
@@ -29,6 +40,7 @@ class Request:
     __slots__ = (
         "allocation",
         "arrived",
+        "awaited",
         "beams",
         "block_hashes",
         "cached",
@@ -38,6 +50,7 @@ class Request:
         "found",
         "host_table",
         "id",
+        "lost",
         "num_computed",
         "num_given_hashes",
         "num_swapped",
@@ -72,9 +85,8 @@ class Request:
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
         self.id = id
-        # The prompt, then what was generated. A sequence that can grow is taken as it is: a simulation's tokens
-        # are computed when they are looked at.
-        self.tokens = prompt if hasattr(prompt, "append") and not isinstance(prompt, list) else list(prompt)
+        # The prompt, then what was generated.
+        self.tokens: list[int] | ComputedTokens = prompt if isinstance(prompt, ComputedTokens) else list(prompt)
         self.prompt_length = len(prompt)
         self.sampling = sampling
         self.scheduling = scheduling
@@ -92,6 +104,8 @@ class Request:
         self.block_hashes = list(block_hashes)  # of its full blocks so far, extended when needed
         self.num_given_hashes = len(block_hashes)
         self.preemptions = 0
+        self.lost = 0  # tokens that had KV when it was preempted by recompute
+        self.awaited: bytes | None = None  # the hash of a block that another computes, and that it would find
         self.skipped = 0  # how often a later request was admitted past it
         self.allocation: Allocation | None = None  # how its blocks were taken; None while it waits
         self.reason: FinishReason | None = None

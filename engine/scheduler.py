@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from engine.beam_search import BeamGroup, Continuation
 from engine.block_pool import IllegalState
-from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
+from engine.kv_manager import NOTHING, KVManager, Loss, Prefix, blocks_for
 from engine.messages import BeamOutput
 from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted, PreemptedBy, Wait
@@ -49,6 +49,7 @@ class Scheduler:
         self.control = control
         self.max_model_len = max_model_len
         self.rates = rates or Rates()
+        kv.copy_pays = self.rates.copy_pays
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(control.scheduling_policy)
         self.unforked: dict[Request, None] = {}  # by arrival
@@ -56,7 +57,7 @@ class Scheduler:
         self.held: dict[Request, None] = {}  # of those, finished in a static batch that goes on
         self.events = Events()
         self.wait: Wait | None = None  # why the next request was not admitted in the last plan
-        self.forked: list[Request] = []  # got their first token in the last commit, without a row of their own
+        self.forked: list[tuple[Request, int]] = []  # got their first token in the last commit, and their context then
         self.found_beams: dict[str, tuple[BeamOutput, ...]] = {}  # of searches that ended in the last commit
         self.expired: list[tuple[str, FinishReason]] = []  # ended outside a step and not at their sender's wish
         self._plan: StepPlan | None = None
@@ -241,30 +242,40 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks, and those of all beams with it; its tokens stay. Their KV is moved to
         host memory, or computed again when it resumes."""
-        members = [request] if request.beams is None else request.beams.members
-        tokens = sum(member.num_computed for member in members)
-        host_blocks = self.kv.host_blocks_taken(members)
-        recompute = self.rates.recompute_seconds(tokens)
-        swap = self.rates.swap_seconds(host_blocks) if self.kv.host.num_blocks else None
-        by = self._preempted_by(tokens, host_blocks, recompute, swap)
-        for member in members:
+        members = self.members(request)
+        losses = self.kv.losses(members)
+        costs = [self._costs(loss) for loss in losses]
+        by = self._preempted_by(losses, costs)
+        for member, (recompute, swap) in zip(list(members), costs, strict=True):
             lost, moved = member.num_computed, 0
             self.running.remove(member)
             if by == "swap":
                 moved, lost = self.kv.swap_out(member), 0
             else:
                 self.kv.free(member)
-            member.cached = 0
+            member.cached, member.lost = 0, lost
             member.preemptions += 1
             self.waiting.add(member)
             self.events.preempted.append(Preempted(member.id, lost, by, moved, recompute, swap))
 
-    def _preempted_by(self, tokens: int, host_blocks: int, recompute: float | None, swap: float | None) -> PreemptedBy:
+    def _costs(self, loss: Loss) -> tuple[float | None, float | None]:
+        """Seconds to recompute what is lost, and to swap it out and in."""
+        swap = self.rates.swap_seconds(loss.blocks_out + loss.blocks_in) if self.kv.host.num_blocks else None
+        return self.rates.recompute_seconds(loss.tokens), swap
+
+    def _preempted_by(self, losses: Sequence[Loss], costs: Sequence[tuple[float | None, float | None]]) -> PreemptedBy:
         """By cost where that is left open; swapping is tried once to be measured."""
-        if not tokens or host_blocks > self.kv.host.num_free or self.control.preempt == "recompute":
+        wanted = sum(loss.blocks_out for loss in losses)
+        if not any(loss.tokens for loss in losses) or wanted > self.kv.host.num_free:
             return "recompute"
-        if self.control.preempt == "swap" or recompute is None or swap is None:
-            return "swap"
+        if self.control.preempt != "auto":
+            return self.control.preempt
+        recompute = swap = 0.0
+        for to_compute, to_move in costs:
+            if to_compute is None or to_move is None:
+                return "swap"
+            recompute += to_compute
+            swap += to_move
         return "swap" if swap < recompute else "recompute"
 
     def reads_cache(self, request: Request) -> bool:
@@ -291,10 +302,10 @@ class Scheduler:
         """The requests that are admitted together."""
         return [request] if request.beams is None else request.beams.members
 
-    def admit(self, request: Request, prefix: Prefix, owed: int = 0) -> Wait | None:
+    def admit(self, request: Request, prefix: Prefix, spare: int) -> Wait | None:
         """Move a waiting request into the batch, with all beams of its search; or say why it must wait.
 
-        `owed` blocks are left alone: prefills that have begun still need them.
+        `spare` blocks are left alone, if anything runs: those that do will need them.
         """
         kv, pool = self.kv, self.kv.pool
         if self.is_reserving(request):
@@ -306,9 +317,7 @@ class Scheduler:
             return None
         order = [request, *(member for member in self.members(request) if member is not request)]
         prefixes = [prefix, *map(self.cached_prefix, order[1:])]
-        # One block to spare for each that runs or is to be forked, or one would be preempted within a few steps.
-        family = sum(len(member.children) for member in order)
-        spare = self.rows_taken() + family + owed if self.running else 0
+        spare = spare + sum(len(member.children) for member in order) if self.running else 0  # each fork copies a tail
         needed = self._blocks_taken(order, prefixes)
         if needed + spare > pool.num_available:  # the blocks to copy from might be those that are wanting
             prefixes = [found.whole() for found in prefixes]
@@ -333,6 +342,7 @@ class Scheduler:
         self._run(request)
         looked_up = request.num_tokens if self.reads_cache(request) else 0
         first = request.preemptions == 0
+        again, request.lost = max(0, request.lost - request.num_computed), 0
         copied = request.cached - len(prefix.blocks) * self.kv.block_size if request.cached else 0
         self.events.joined.append(
             Joined(
@@ -346,6 +356,7 @@ class Scheduler:
                 evicted_tokens=prefix.evicted_tokens,
                 swapped_tokens=request.num_computed - request.cached,
                 swapped_blocks=swapped_blocks,
+                recomputed_tokens=again,
             )
         )
 
@@ -377,12 +388,13 @@ class Scheduler:
                 reason = child.append(token.token_id)
                 child.first_token = now
                 child.found = request.found
-                self.forked.append(child)
-            reason = early or reason
-            if reason is None:
                 self._join_forked(request, child)
-            else:
-                self._end(child, reason)
+                self.forked.append((child, child.num_computed))
+            if early is not None:
+                self._end(child, early)
+                ended[child.id] = early
+            elif reason is not None:
+                self._finish(child, reason)
                 ended[child.id] = reason
 
     def _join_forked(self, parent: Request, child: Request) -> None:
@@ -408,7 +420,10 @@ class Scheduler:
                 member.first_token = now
         outputs = [member.tokens[member.prompt_length :] for member in group.members]
         going = group.search.advance([result.sampled[member.id].top for member in group.members], outputs)
-        if group.search.done:
+        if group.search.done and not group.search.finished:  # every token was forbidden
+            self._end_early(group.leader, "error")
+            ended[group.leader.id] = "error"
+        elif group.search.done:
             reason = group.search.finished[0].finished
             self.found_beams[group.leader.id] = tuple(group.search.finished)
             ended[group.leader.id] = reason
@@ -442,7 +457,7 @@ class Scheduler:
                 member.parent, member.first_token, member.found = None, now, group.leader.found
                 del self.unforked[member]
                 self._join_forked(parent, member)
-                self.forked.append(member)
+                self.forked.append((member, member.num_computed))
             else:
                 self.kv.fork(parent, member)
             members.append(member)

@@ -122,6 +122,7 @@ class StepPlanner:
         candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs)
         if self._is_full(candidates[0], rows):
             return
+        # One block to spare for each that runs or is to be forked, or one would be preempted within a few steps.
         owed = sum(map(self.kv.owed, scheduler.running))
         if scheduler.running and self.kv.pool.num_available <= rows + owed and self.control.allocation == "paged":
             self.note_blocks()  # whoever joined would take what those that run still need
@@ -135,16 +136,21 @@ class StepPlanner:
                 return
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
-            prefix = scheduler.cached_prefix(request)
-            if self._next_hash(request, len(prefix.blocks)) in computing:
+            # In a few steps such a prefix is a hit: waiting costs less than computing it again.
+            if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
-                continue  # in a few steps this prefix is a hit: waiting costs less than computing it again
+                continue
+            prefix = scheduler.cached_prefix(request)
+            request.awaited = self._next_hash(request, len(prefix.blocks))
+            if request.awaited in computing:
+                self._note(Wait(request.id, "prefix"))
+                continue
             found = max(prefix.tokens(self.kv.block_size), request.num_swapped)
             if not self._prompt_fits_budget(request.num_tokens - found):
                 self._note(Wait(request.id, "tokens"))
                 return
             children = request.children
-            wait = scheduler.admit(request, prefix, owed)
+            wait = scheduler.admit(request, prefix, rows + owed)
             candidates[place + 1 : place + 1] = [child for child in children if child.parent is None]
             if wait is not None:
                 self._note(wait)
@@ -168,7 +174,7 @@ class StepPlanner:
             request = self._candidates(1)[0]
             if self._is_full(request, scheduler.rows_taken()):
                 return
-            wait = scheduler.admit(request, scheduler.cached_prefix(request))
+            wait = scheduler.admit(request, scheduler.cached_prefix(request), scheduler.rows_taken())
             if wait is not None:
                 self._note(wait)
                 return
@@ -214,7 +220,8 @@ class StepPlanner:
         scheduler = self.scheduler
         if scheduler.waiting:
             request = self._candidates(1)[0]
-            needed = blocks_for(request.num_tokens, self.kv.block_size) + scheduler.rows_taken()
+            spare = scheduler.rows_taken() + sum(map(self.kv.owed, scheduler.running))
+            needed = blocks_for(request.num_tokens, self.kv.block_size) + spare
             self._note(Wait(request.id, "blocks", needed, self.kv.pool.num_available))
         else:
             self._note_unforked()

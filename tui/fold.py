@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.protocol import ENDINGS, Block, Counters, Record, RequestState, Row, Snapshot
+from engine.protocol import Block, Record, RequestState, Row, Snapshot, counted
 
 
 class MissingRecords(ValueError):
@@ -54,7 +54,7 @@ class EngineFold:
         self.pool, self.waste, self.sharing = record.pool, record.waste, record.sharing
         self.queue = record.queue
         self.host_blocks = record.host_blocks
-        self.counters = _counted(self.counters, record)
+        self.counters = counted(self.counters, record)
 
     def to_snapshot(self) -> Snapshot:
         """The state as the engine's own snapshot at this sequence number would have it."""
@@ -156,24 +156,3 @@ class EngineFold:
 
     def _change(self, request: str, **changes: object) -> None:
         self.requests[request] = msgspec.structs.replace(self.requests[request], **changes)
-
-
-def _counted(counters: Counters, record: Record) -> Counters:
-    counts: dict[str, int] = msgspec.structs.asdict(counters)
-    counts["steps"] += bool(record.rows)
-    counts["copied_blocks"] += len(record.copies)
-    for row in record.rows:
-        if row.kind != "fork":
-            counts[f"{row.kind}_tokens"] += row.tokens
-        counts["sampled_tokens"] += row.sampled
-    for lost in record.preempted:
-        counts["preemptions"] += 1
-        counts["swap_preemptions"] += lost.by == "swap"
-        counts["swapped_out_blocks"] += lost.swapped_blocks
-        counts["recomputed_tokens"] += lost.lost_tokens
-    for joined in record.joined:
-        counts["forks"] += joined.parent is not None
-        counts["swapped_in_blocks"] += joined.swapped_blocks
-    for ended in (*record.held, *record.left):
-        counts[ENDINGS[ended.reason]] += 1
-    return Counters(**counts)

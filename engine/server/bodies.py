@@ -21,6 +21,7 @@ MAX_STOP_LENGTH = 1024
 MAX_PROMPTS = 4096
 MAX_CHOICES = 4096  # of one request: n for each prompt
 MAX_BEAMS = 32
+MAX_BEAM_ENDS = 64  # each makes a step look at as many more candidates as there are beams
 MAX_SALT_LENGTH = 1024
 MAX_TIMEOUT = 86400.0  # seconds
 _WORD_64 = 2**63
@@ -128,6 +129,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     def _check_beams(self) -> None:
         """A beam search keeps the most probable texts: it takes nothing that would choose otherwise."""
+        ends = len(self.stop_token_ids or ())
+        if ends > MAX_BEAM_ENDS:
+            raise ApiError(
+                f"stop_token_ids: at most {MAX_BEAM_ENDS} with use_beam_search, got {ends}", param="stop_token_ids"
+            )
         n, width = self.n or 1, self.candidates
         if not n <= width <= MAX_BEAMS:
             name = self.candidates_field

@@ -9,21 +9,19 @@ import msgspec
 from aiohttp import web
 
 from engine.core_client import CallRefusedError, ControlInForce
-from engine.protocol import Control, encode
+from engine.protocol import MAX_BATCHED_TOKENS, MAX_WAIT, Control, encode
 from engine.server.answers import json_response
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.parsing import parse
 from engine.server.service import Service
 
-MAX_PREFILL_CHUNK = 1 << 20
-MAX_WAIT = 86400.0  # seconds
 _Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # the engine knows the limits of each
 _RANGES: dict[str, object] = {
     "max_num_seqs": _Count,
     "max_num_batched_tokens": _Count,
-    "max_prefill_chunk": Annotated[int, msgspec.Meta(ge=0, le=MAX_PREFILL_CHUNK)],
-    "max_wait": Annotated[float, msgspec.Meta(gt=0, le=MAX_WAIT)],
+    "max_prefill_chunk": Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCHED_TOKENS)],
+    "max_wait": Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT)],
 }
 ControlChange = msgspec.defstruct(  # a Control of which any part may be missing
     "ControlChange",

@@ -258,7 +258,7 @@ class Metrics:
             self._live[arrived.request] = RequestTimes(arrived.time, arrived.prompt_tokens)
         if record.joined:
             durations = record.durations
-            begun = record.time - durations.schedule - durations.prepare - durations.forward - durations.sample
+            begun = record.time - sum(msgspec.structs.astuple(durations)) + durations.publish
             for joined in record.joined:
                 self._running.add(joined.request)
                 self._forks.add(joined.parent is not None)

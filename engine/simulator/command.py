@@ -122,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; 130 if interrupted, with the prediction so far."""
     import msgspec
 
+    from engine.garbage import look_rarely
     from engine.simulator.report import report
     from engine.simulator.simulate import Simulator
     from engine.trace_lengths import TraceError, read_trace
@@ -133,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (TraceError, ValueError, MemoryError) as error:
         print(f"paged-engine: error: {error}", file=sys.stderr)
         return USAGE
+    look_rarely()
     with _interruptible() as interrupted, _Progress(simulator) as progress:
         simulator.run(lambda: progress.stopped(bool(interrupted)))
     prediction = simulator.prediction()

@@ -57,7 +57,9 @@ class Hits(msgspec.Struct, frozen=True):
     looked_up_blocks: int
     found_blocks: int
     copied_tokens: int  # of the found ones: parts of blocks
-    evicted_tokens: int  # not found, though cached once: of each request, those of the first block it missed
+    evicted_tokens: (
+        int  # not found, though cached once: of each request, those in the run of blocks after what it found
+    )
     token_rate: float | None
     block_rate: float | None
     ideal: Ideal

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from engine.block_pool import IllegalState
 from engine.core import EngineCore
-from engine.garbage import look_rarely
 from engine.protocol import EngineInfo, Record
 from engine.request import Request, RequestTooLarge
 from engine.sampling_params import SamplingParams
@@ -66,7 +65,6 @@ class Simulator:
     def run(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Step until every request is served, or `stopped` says so between two steps."""
         core, clock, arrivals = self.core, self.clock, self.arrivals
-        look_rarely()
         while not stopped():
             for arrival in arrivals.due(clock.now):
                 self._add(arrival)

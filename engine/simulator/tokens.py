@@ -7,13 +7,14 @@ from hashlib import blake2b
 from itertools import chain
 from typing import overload
 
+from engine.request import ComputedTokens
 from engine.trace_lengths import TracedRequest
 
 _NAME_BYTES = 16
 _OFFSET_BYTES = 4
 
 
-class TracedTokens(Sequence[int]):
+class TracedTokens(ComputedTokens):
     """The prompt, and as much of the answer as was appended: what is appended is a count, not a choice.
 
     A token is a number that follows from its piece's identity, the round of the trace (0 in all rounds that repeat the

@@ -68,7 +68,8 @@ def while_running(lengths: Lengths, block_size: int) -> Usage:
     """What requests hold at a decode step, each step of each request as likely as another.
 
     A long answer is seen running more often than a short one. Requests without an answer are seen at their end.
-    A typical pair's last block is as likely to end at one slot as at another: (block_size - 1) / 2 are empty.
+    A typical pair's last block is as likely to end at one slot as at another: (block_size - 1) / 2 are empty; but it
+    has one block at least.
     """
     if not any(output for _, output in lengths.requests):
         return at_end(lengths, block_size)
@@ -76,7 +77,7 @@ def while_running(lengths: Lengths, block_size: int) -> Usage:
     tokens = sum(output * prompt + output * (output + 1) // 2 for prompt, output in lengths.requests)
     mean = Fraction(tokens, steps)
     if lengths.typical:
-        return Usage(block_size, mean, (mean + Fraction(block_size - 1, 2)) / block_size)
+        return Usage(block_size, mean, max(Fraction(1), (mean + Fraction(block_size - 1, 2)) / block_size))
     blocks = sum(
         _blocks_up_to(prompt + output, block_size) - _blocks_up_to(prompt, block_size)
         for prompt, output in lengths.requests

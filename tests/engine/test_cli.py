@@ -65,7 +65,7 @@ def test_bad_sizes(text: str) -> None:
         (["--block-size", "0"], ["--block-size", "1 to 1024"]),
         (["--max-num-seqs", "5000"], ["--max-num-seqs", "4096"]),
         (["--max-prefill-chunk", "-1"], ["--max-prefill-chunk", "0 to 1048576"]),
-        (["--max-wait", "0"], ["--max-wait", "above 0, at most 86400"]),
+        (["--max-wait", "-1"], ["--max-wait", "from 0 to 86400"]),
         (["--max-wait", "nan"], ["--max-wait", "seconds"]),
         (["--scheduling-policy", "lifo"], ["--scheduling-policy", "fcfs", "shortest_prefill"]),
         (["--reserved-fit", "worst"], ["--reserved-fit", "first", "best"]),

@@ -4,7 +4,7 @@ import pytest
 
 from engine.block_pool import BlockPool, IllegalState
 from engine.host_pool import HostPool
-from engine.kv_manager import NOTHING, KVManager, blocks_for
+from engine.kv_manager import NOTHING, KVManager, Loss, blocks_for
 from engine.request import Request
 from engine.sampling_params import SchedulingParams
 from tests.engine.mirror import greedy
@@ -142,7 +142,7 @@ def test_swapped_out_and_back_in_what_was_shared_is_shared_again():
     computed(kv, parent, 6)
     kv.fork(parent, child)
     blocks = list(parent.table)
-    assert kv.host_blocks_taken([parent, child]) == 2
+    assert kv.losses([parent, child]) == [Loss(6, 2, 2), Loss(6, 0, 0)]
     assert (kv.swap_out(parent), kv.swap_out(child)) == (2, 0)
     assert [device for device, _ in kv.take_moves().swap_out] == blocks
     assert (kv.host.num_used, parent.num_swapped, parent.table) == (2, 6, [])
@@ -253,3 +253,12 @@ def test_what_one_has_found_is_not_evicted_for_another_admitted_with_it():
     kv.admit_paged([second, late], [NOTHING, found], publish=True)
     assert set(second.table).isdisjoint(late.table)
     assert kv.cached_prefix(request("d", list(range(5)))).blocks == tuple(late.table)
+
+
+def test_cached_blocks_that_others_hold_are_not_lost():
+    kv = KVManager(BlockPool(8, 4), 64)
+    first = computed(kv, request("a", list(range(10))), 10)
+    other = computed(kv, request("b", [*range(8), 50, 51, 52]), 11)
+    assert other.table[:2] == first.table[:2]
+    assert kv.losses([other]) == [Loss(3, 3, 1)]
+    assert kv.losses([first, other]) == [Loss(10, 3, 3), Loss(11, 1, 1)]
