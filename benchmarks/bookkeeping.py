@@ -115,14 +115,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
         parser.error(f"--steps: must be at least 1, got {arguments.steps}")
-    costs = [measure(running, arguments.steps) for running in RUNNING]
-    print(
-        f"{'running':>8}{'planning':>11}{'bookkeeping':>13}{'together':>11}{'per request':>13}{'worst':>9}{'JSON':>9}"
-    )
+    costs = [measure(running, arguments.steps, full) for full in (False, True) for running in RUNNING]
+    print("running  cache   planning  bookkeeping   together  per request     worst      JSON")
     for cost in costs:
         print(
-            f"{cost.running:>8}{'full' if cost.full_cache else 'empty':>7}{cost.planning:>8.3f} ms{cost.bookkeeping:>10.3f} ms{cost.together:>8.3f} ms"
-            f"{cost.together / cost.running * 1e3:>10.2f} µs{cost.worst:>6.2f} ms{cost.encoding:>6.3f} ms"
+            f"{cost.running:>7}  {'full' if cost.full_cache else 'empty':>5}{cost.planning:>8.3f} ms"
+            f"{cost.bookkeeping:>10.3f} ms{cost.together:>8.3f} ms{cost.together / cost.running * 1e3:>10.2f} µs"
+            f"{cost.worst:>7.2f} ms{cost.encoding:>7.3f} ms"
         )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([msgspec.structs.asdict(cost) for cost in costs], indent=1) + "\n")
