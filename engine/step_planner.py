@@ -128,12 +128,15 @@ class StepPlanner:
             self.note_blocks()  # whoever joined would take what those that run still need
             return
         blocked: list[Request] = []
+        no_hole = False
         computing = self._prefixes_being_computed()
         for place, request in enumerate(candidates):
             if request not in scheduler.waiting:
                 continue  # it joined with another beam of its search
             if self._is_full(request, rows):
                 return
+            if no_hole and scheduler.is_reserving(request):
+                continue  # all reservations are of one size
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
             # In a few steps such a prefix is a hit: waiting costs less than computing it again.
@@ -154,8 +157,7 @@ class StepPlanner:
             candidates[place + 1 : place + 1] = [child for child in children if child.parent is None]
             if wait is not None:
                 self._note(wait)
-                if wait.cause == "hole":
-                    return  # all reservations are of one size: no other fits either
+                no_hole = no_hole or wait.cause == "hole"
                 blocked.append(request)
                 continue
             for other in blocked:
