@@ -1,7 +1,7 @@
 """From logits to one token a row, with vLLM's meanings and its order: minimum length and logit bias, penalties,
 temperature, min_p, top_k, top_p, then a draw. Log-probabilities are of the raw logits, before all of that.
 
-Draws are stateless: the uniform number of a token follows from its request's seed and its place in the output
+Draws are stateless: the random numbers of a token follow from its request's seed and its place in the output
 alone (a counter-based generator: Salmon et al., 2011), whatever else is in the batch and however often the request
 was preempted.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.plan import PlannedRow, Sampled
@@ -51,8 +52,9 @@ class Sampler:
         if drawn:
             samplings = [rows[i].request.sampling for i in drawn]
             probabilities = _filtered(logits if len(drawn) == len(rows) else logits[drawn], samplings)
-            uniforms = [uniform(rows[i].request.sampling.seed, _output_index(rows[i])) for i in drawn]
-            picked = pick(probabilities, torch.tensor(uniforms, dtype=torch.float64, device=logits.device))
+            count = num_races(logits.shape[1])
+            times = [race_times(rows[i].request.sampling.seed, _output_index(rows[i]), count) for i in drawn]
+            picked = pick(probabilities, torch.from_numpy(np.stack(times)).to(logits.device))
             for i, token in zip(drawn, picked.tolist(), strict=True):
                 chosen[i] = token
         sampled: list[Sampled | None] = (
@@ -67,35 +69,31 @@ def _output_index(row: PlannedRow) -> int:
     return row.start + row.count - row.request.prompt_length
 
 
-def uniform(seed: int | None, index: int) -> float:
-    """The number in [0, 1) of a request's output token `index`; without a seed, a fresh one."""
-    if seed is None:
-        return float(np.random.default_rng().random())
-    generator = np.random.Philox(key=seed % 2**64, counter=index)
-    return int(generator.random_raw() >> 11) * 2.0**-53
+def race_times(seed: int | None, index: int, count: int) -> NDArray[np.float64]:
+    """`count` exponential numbers for a request's output token `index`; without a seed, fresh ones."""
+    # The counter's low word is the generator's own: each place in the output has 2**64 numbers to itself.
+    bits = np.random.Philox() if seed is None else np.random.Philox(key=seed % 2**64, counter=index << 64)
+    return np.random.Generator(bits).standard_exponential(count)
 
 
-def pick(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Invert the cumulative distribution in vocabulary order: int64 [R].
+def num_races(vocabulary: int) -> int:
+    """How many exponential numbers `pick` needs for a row."""
+    return -(-vocabulary // CHUNK) + CHUNK
 
-    probabilities [R, V], not necessarily summing to 1; uniforms float64 [R]. The token found is the first whose
-    cumulative probability exceeds the uniform number times the total. Chunks are summed in float32, and their
-    sums in float64.
+
+def pick(probabilities: Tensor, times: Tensor) -> Tensor:
+    """Draw one token of each row: int64 [R].
+
+    probabilities [R, V], not necessarily summing to 1; times float64 [R, num_races(V)], exponentially distributed.
+    The least of times / probabilities wins, as in a race (the Gumbel-max trick): first among chunks of the vocabulary,
+    then within the winner. Unlike with the inverse of the cumulative distribution, where each token's place depends on
+    all before it, the noise of another order of summing (a batch, a cached prefix) hardly ever changes who wins.
     """
-    rows = probabilities.shape[0]
     padded = _chunks(probabilities, 0.0)
-    ends = padded.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    target = (uniforms * ends[:, -1])[:, None]
-    # Rounding may leave the target at the very end: never past the last chunk that holds anything.
-    last_chunk = (ends < ends[:, -1:]).sum(dim=-1)
-    chunk = torch.minimum((ends <= target).sum(dim=-1), last_chunk)
-    every = torch.arange(rows, device=probabilities.device)
-    inside = padded[every, chunk].to(torch.float64)
-    before = torch.where(chunk > 0, ends[every, (chunk - 1).clamp(min=0)], 0.0)
-    offset = ((before[:, None] + inside.cumsum(dim=-1)) <= target).sum(dim=-1)
-    places = torch.arange(CHUNK, device=probabilities.device)
-    last_place = torch.where(inside > 0, places, 0).max(dim=-1).values
-    return chunk * CHUNK + torch.minimum(offset, last_place)
+    chunks = padded.shape[1]
+    chunk = (times[:, :chunks] / padded.sum(dim=-1)).argmin(dim=-1)
+    inside = padded[torch.arange(len(padded), device=padded.device), chunk]
+    return chunk * CHUNK + (times[:, chunks:] / inside).argmin(dim=-1)
 
 
 def best_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
