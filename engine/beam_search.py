@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.messages import BeamOutput
+from engine.protocol import FinishReason
 from engine.sampling_params import BeamParams
 
 if TYPE_CHECKING:
@@ -76,6 +77,16 @@ class BeamSearch:
         self.scores = [score for score, _, _ in running]
         self.done = not running or self._cannot_improve()
         return [] if self.done else [Continuation(beam, token) for _, beam, token in running]
+
+    def so_far(self, outputs: Sequence[Sequence[int]], reason: FinishReason) -> tuple[BeamOutput, ...]:
+        """What was found when the search must end early: the finished beams, then the running ones, best first."""
+        penalty = self.params.length_penalty
+        running = [
+            BeamOutput(tuple(output), score, score / len(output) ** penalty, reason)
+            for score, output in zip(self.scores, outputs, strict=True)
+            if output and score > HOPELESS
+        ]
+        return (*self.finished, *running)[: self.params.width]
 
     def _finish(self, logprob: float, tokens: tuple[int, ...]) -> None:
         stop = tokens[-1] if tokens[-1] in self.ends else None

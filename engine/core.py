@@ -233,8 +233,13 @@ class EngineCore:
 
     def _ended_early(self) -> tuple[Output, ...]:
         """Tell those whose requests ended outside a step of their own: by a deadline, or with their parent."""
-        expired, self.scheduler.expired = self.scheduler.expired, []
-        return tuple(Output(request, finished=reason) for request, reason in expired)
+        scheduler = self.scheduler
+        ended, scheduler.ended_early = scheduler.ended_early, []
+        found = scheduler.found_beams
+        return tuple(
+            Output(request.id, finished=reason, cached_tokens=request.found, beams=found.pop(request.id, ()))
+            for request, reason in ended
+        )
 
     def _learn(self, before: Counters, plan: StepPlan, result: StepResult) -> None:
         """Measure what preemption costs, by the steps that do little else."""
@@ -268,7 +273,7 @@ class EngineCore:
             rows.append(Row(name, row.kind, row.count, context, request.cached, 0 if token is None else 1))
             if request.beams is not None:
                 if name in ended:
-                    beams = self.scheduler.found_beams.get(name, ())
+                    beams = self.scheduler.found_beams.pop(name, ())
                     error = result.failed.get(name) if ended[name] == "error" else None
                     outputs.append(
                         Output(name, finished=ended[name], cached_tokens=request.found, error=error, beams=beams)

@@ -58,8 +58,9 @@ class Scheduler:
         self.events = Events()
         self.wait: Wait | None = None  # why the next request was not admitted in the last plan
         self.forked: list[tuple[Request, int]] = []  # got their first token in the last commit, and their context then
-        self.found_beams: dict[str, tuple[BeamOutput, ...]] = {}  # of searches that ended in the last commit
-        self.expired: list[tuple[str, FinishReason]] = []  # ended outside a step and not at their sender's wish
+        self.found_beams: dict[str, tuple[BeamOutput, ...]] = {}  # of searches that have ended, until they are told
+        # Ended outside a step and not at their sender's wish, or beam searches, whose sender gets what was found.
+        self.ended_early: list[tuple[Request, FinishReason]] = []
         self._plan: StepPlan | None = None
         self._aborting: dict[Request, FinishReason] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap
@@ -165,7 +166,7 @@ class Scheduler:
             raise IllegalState("a step is committed that was not planned last")
         self._plan = None
         self.kv.settle()
-        self.forked, self.found_beams = [], {}
+        self.forked = []
         ended: dict[str, FinishReason] = {}
         groups: dict[BeamGroup, None] = {}
         for row in self._commit_decodes(plan, result, ended):
@@ -413,7 +414,8 @@ class Scheduler:
             early = early or "error"
         if early is not None:
             self._end_early(group.leader, early)
-            ended[group.leader.id] = early
+            if early == "error":
+                ended[group.leader.id] = early
             return
         for member in group.members:
             if member.first_token is None:
@@ -479,8 +481,9 @@ class Scheduler:
             if self._has(sequence, request_id):
                 request = self.requests[request_id]
                 if request.reason is None:
-                    self.expired.append((request_id, "deadline"))
                     self._end_early(request, "deadline")
+                    if request.beams is None:
+                        self.ended_early.append((request, "deadline"))
 
     def _has(self, sequence: int, request_id: str) -> bool:
         """Whether that request lives: its id may have been taken again by a later one."""
@@ -505,11 +508,16 @@ class Scheduler:
             self._finish(request, reason)
             return
         family: Iterable[Request] = (request, *request.children)
-        if request.beams is not None:
-            family = (*request.beams.members, *request.beams.leader.children)
+        group = request.beams
+        if group is not None:
+            family = (*group.members, *group.leader.children)
+            outputs = [member.tokens[member.prompt_length :] for member in group.members]
+            self.found_beams[group.leader.id] = group.search.so_far(outputs, reason)
+            if reason != "error":  # that is told with the step
+                self.ended_early.append((group.leader, reason))
         for member in family:
-            if member is not request and (member.beams is None or member is member.beams.leader):
-                self.expired.append((member.id, reason))
+            if member is not request and group is None:
+                self.ended_early.append((member, reason))
             if member.parent is not None:
                 member.parent.children = [child for child in member.parent.children if child is not member]
             self._end(member, reason)

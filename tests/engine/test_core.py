@@ -228,7 +228,7 @@ class EngineMachine(RuleBasedStateMachine):
             if output.finished in ("abort", "deadline"):
                 self.wanted.pop(name, None)
                 self.searched.pop(name, None)
-            elif output.beams:
+            elif output.finished is not None and output.beams:
                 assert output.beams == self.searched.pop(name)
                 REACHED["beam searches"] += 1
             elif output.finished is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from engine.core import EngineCore
@@ -177,3 +179,34 @@ def test_deadlines_of_requests_that_have_ended_do_not_heap_up():
             longest = max(longest, len(core.scheduler._deadlines))
     assert longest <= 2 * 2 + 64 + 20
     assert "stays" in [request for _, _, request in core.scheduler._deadlines]
+
+
+@pytest.mark.parametrize("how", ["deadline", "abort", "abort in a step"])
+def test_a_search_that_must_end_early_gives_what_it_found(how):
+    timeout = 0.03 if how == "deadline" else None
+    core = mirror_core(num_blocks=64)
+    search = greedy(40, ignore_eos=True, stop_token_ids=tuple(range(8)), beam=BeamParams(4, 3.0, "never"))
+    core.add("b", [1, 2, 3], search, SchedulingParams(timeout=timeout), ["b1", "b2", "b3"])
+    told = []
+    for step in range(100):
+        if step == 10 and how != "deadline":
+            runner = core.runner
+            assert isinstance(runner, MirrorRunner)
+            abort = partial(core.abort, "b2")
+            if how == "abort":
+                abort()
+            runner.during = abort if how == "abort in a step" else runner.during
+        told += core.step()[0]
+        if not core.has_work:
+            break
+    told += core.step()[0]
+    (output,) = told
+    reason = how.split()[0]
+    assert (output.request, output.finished) == ("b", reason)
+    assert 1 <= len(output.beams) <= 4
+    assert {beam.finished for beam in output.beams} <= {"stop", reason}
+    assert [beam.score for beam in output.beams if beam.finished == "stop"] == sorted(
+        (beam.score for beam in output.beams if beam.finished == "stop"), reverse=True
+    )
+    assert core.pool.num_available == 64
+    assert not core.scheduler.found_beams
