@@ -88,7 +88,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Any = None
 
     def check(self) -> None:
         """Rules between fields, and fields that are not supported. Raises ApiError."""
@@ -263,9 +263,12 @@ class ChatBody(SamplingFields, kw_only=True):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
+    echo: bool | None = None  # a field of text completions
 
     def check(self) -> None:
         super().check()
+        if self.echo:
+            raise not_supported("echo", "must be false, or left out, in a chat; /v1/completions takes true")
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: only allowed when logprobs is true", param="top_logprobs")
         if self.tools or self.functions:

@@ -9,17 +9,16 @@ import msgspec
 from aiohttp import web
 
 from engine.core_client import CallRefusedError, ControlInForce
-from engine.protocol import MAX_BATCHED_TOKENS, MAX_WAIT, Control, encode
+from engine.protocol import MAX_BATCHED_TOKENS, MAX_NUM_SEQS, MAX_WAIT, Control, encode
 from engine.server.answers import json_response
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.parsing import parse
 from engine.server.service import Service
 
-_Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # the engine knows the limits of each
 _RANGES: dict[str, object] = {
-    "max_num_seqs": _Count,
-    "max_num_batched_tokens": _Count,
+    "max_num_seqs": Annotated[int, msgspec.Meta(ge=1, le=MAX_NUM_SEQS)],
+    "max_num_batched_tokens": Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCHED_TOKENS)],
     "max_prefill_chunk": Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCHED_TOKENS)],
     "max_wait": Annotated[float, msgspec.Meta(ge=0, le=MAX_WAIT)],
 }
@@ -95,7 +94,10 @@ class EngineRoutes:
         return json_response({"cleared_blocks": cleared.blocks, "step": cleared.seq})
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """End one live request, by the id that records have; its client gets what there is, as an abort."""
+        """End live requests: one by the id that records have, or all of an answer by the id that its client has.
+
+        The client gets what there is, as an abort.
+        """
         client, _ = self._service.ready()
         wanted = request.match_info["id"]
         ended = client.cancel(wanted)

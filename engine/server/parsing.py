@@ -1,9 +1,10 @@
-"""JSON bodies to structs: every complaint names the field, what was wrong and what is allowed."""
+"""JSON bodies to structs: every complaint names the field, what is allowed, and what came instead."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import inspect
 from engine.server.errors import ApiError
 
 Body = TypeVar("Body")
+MAX_SHOWN = 40  # characters of a value that is told back
 
 
 def parse(data: bytes, kind: type[Body]) -> Body:
@@ -23,38 +25,49 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        message, param = explain(str(error), kind)
+        message, param = explain(str(error), data, kind)
         raise ApiError(message, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(f"the body is not valid JSON: {error}") from error
+        if half := _HALF_PAIR.search(data):
+            escape = half["escape"].decode()
+            what = f"the body is not text: {escape} (byte {half.start('escape')}) is half of a surrogate pair"
+        else:
+            what = f"the body is not valid JSON: {error}"
+        raise ApiError(what) from error
     except RecursionError as error:
         raise ApiError("the body is nested too deeply") from error
 
 
-_PLACE = re.compile(r"(?P<what>.*) - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`", re.DOTALL)
+# An escaped high surrogate that no low one follows; msgspec takes it for the end of the input.
+_HALF_PAIR = re.compile(rb"(?<!\\)(?:\\\\)*(?P<escape>\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])")
+_PLACE = re.compile(r"(?P<what>.*) - at `(?P<key>key` in `)?\$\.?(?P<path>[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
-_CHOICE = re.compile(r"Invalid enum value (?P<value>.*)", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>[^`]+)`")
-_BOUND = re.compile(r"Expected `(int|float|str)` (of length )?[<>]=? .*|Integer value out of range")
-_STEP = re.compile(r"(?P<field>[^.\[\]]+)|\[\d+\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.+)`", re.DOTALL)
+_STEP = re.compile(r"(?P<field>[^.\[\]]+)|\[(?P<index>\d+)\]")
 
 
-def explain(message: str, kind: type[Any]) -> tuple[str, str | None]:
-    """msgspec's complaint as (`field: what`, field), with what is allowed."""
-    path = ""
+def explain(message: str, data: bytes, kind: type[Any]) -> tuple[str, str | None]:
+    """msgspec's complaint about `data` as (`field: what`, field), with what is allowed."""
+    path, each = "", ""
     if match := _PLACE.fullmatch(message):
-        message, path = match["what"], match["path"].removesuffix("[...]")
+        message, path = match["what"], match["path"]
+        each = "every key " if match["key"] else "every value " if path.endswith("[...]") else ""
+        path = path.removesuffix("[...]")
     if match := _MISSING.fullmatch(message):
-        path, message = f"{path}.{match['field']}".removeprefix("."), "required, but missing"
+        path, what = f"{path}.{match['field']}".removeprefix("."), "required, but missing"
     elif match := _UNKNOWN.fullmatch(message):
         allowed = ", ".join(kind.__struct_fields__)
-        path, message = f"{path}.{match['field']}".removeprefix("."), f"unknown field; allowed: {allowed}"
-    elif match := _CHOICE.fullmatch(message):
-        message = f"must be one of {', '.join(_choices(_types_at(kind, path)))}, got {match['value']}"
-    elif _BOUND.fullmatch(message) and (bounds := _range(_types_at(kind, path))) is not None:
-        message = f"{message}; allowed: {bounds}"
-    message = message[:1].lower() + message[1:].replace("`", "")
-    return (f"{path}: {message}", path) if path else (f"the body: {message}", None)
+        path, what = f"{path}.{match['field']}".removeprefix("."), f"unknown field; allowed: {allowed}"
+    else:
+        types = _types_at(kind, path)
+        if each:
+            parts = [at for at in types if isinstance(at, inspect.DictType)]
+            types = list(_alternatives(at.key_type if each == "every key " else at.value_type for at in parts))
+        got = msgspec.UNSET if each else _value_at(data, path)
+        what = f"{each}must be {_allowed(types, got)}"
+        if got is not msgspec.UNSET:
+            what += f", got {_shown(got)}"
+    return (f"{path}: {what}", path) if path else (f"the body: {what}", None)
 
 
 def _types_at(kind: type[Any], path: str) -> list[inspect.Type]:
@@ -81,24 +94,61 @@ def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
             yield at
 
 
-def _choices(types: Iterable[inspect.Type]) -> Iterator[str]:
-    for at in types:
-        if isinstance(at, inspect.BoolType):
-            yield from ("true", "false")
-        elif isinstance(at, inspect.LiteralType):
-            yield from map(str, at.values)
+def _value_at(data: bytes, path: str) -> Any:
+    """What a body has there; UNSET if it cannot be read in whole."""
+    try:
+        value = msgspec.json.decode(data)
+        for step in _STEP.finditer(path):
+            value = value[step["field"] or int(step["index"])]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return msgspec.UNSET
+    return value
 
 
-def _range(types: Iterable[inspect.Type]) -> str | None:
-    """The bounds of the number or text that is taken, in words; None if there are not two."""
+def _allowed(types: Iterable[inspect.Type], got: Any) -> str:
+    """The alternatives in words. Null is not told: it is the same as leaving a field out."""
+    words: list[str] = []
     for at in types:
         match at:
-            case inspect.IntType(gt=gt, ge=ge, lt=lt, le=le):
-                least = ge if ge is not None else None if gt is None else gt + 1
-                most = le if le is not None else None if lt is None else lt - 1
-                return None if least is None or most is None else f"{least} to {most}"
-            case inspect.FloatType(gt=gt, ge=ge, le=le) if le is not None:
-                return f"{ge:g} to {le:g}" if ge is not None else f"more than {gt:g}, at most {le:g}"
-            case inspect.StrType(min_length=least, max_length=most) if most is not None:
-                return f"{least} to {most} characters"
-    return None
+            case inspect.BoolType():
+                words += ["true", "false"]
+            case inspect.LiteralType(values=values):
+                words += map(json.dumps, values)
+            case inspect.IntType():
+                least = at.ge if at.ge is not None else None if at.gt is None else at.gt + 1
+                most = at.le if at.le is not None else None if at.lt is None else at.lt - 1
+                is_number = isinstance(got, int) and not isinstance(got, bool)
+                bounds = "" if least is None or most is None else f"from {least} to {most}"
+                words.append(_bounded("an integer", bounds, is_number))
+            case inspect.FloatType():
+                is_number = isinstance(got, int | float) and not isinstance(got, bool)
+                least_words = f"from {at.ge:g} to" if at.ge is not None else f"more than {at.gt or 0:g} and at most"
+                words.append(_bounded("a number", "" if at.le is None else f"{least_words} {at.le:g}", is_number))
+            case inspect.StrType(min_length=shortest, max_length=longest):
+                words.append("a string" if longest is None else f"a string of {shortest or 0} to {longest} characters")
+            case inspect.ListType(min_length=shortest):
+                words.append("an array that is not empty" if shortest else "an array")
+            case inspect.DictType() | inspect.StructType():
+                words.append("an object")
+    return _either(words)
+
+
+def _bounded(noun: str, bounds: str, is_number: bool) -> str:
+    """Of what is a number already the bounds alone are told."""
+    return bounds if bounds and is_number else f"{noun} {bounds}".rstrip()
+
+
+def _either(words: Sequence[str]) -> str:
+    *firsts, last = words
+    return f"{', '.join(firsts)} or {last}" if firsts else last
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case list() | dict():
+            return f"{'an empty' if not value else 'an'} {'array' if isinstance(value, list) else 'object'}"
+        case str() if len(value) > MAX_SHOWN:
+            return f"{len(value)} characters"
+        case int() if abs(value) >= 10**MAX_SHOWN:
+            return f"one of more than {MAX_SHOWN} digits"
+    return json.dumps(value, ensure_ascii=False)

@@ -194,7 +194,7 @@ BAD_BEAMS = [
     ({"logprobs": 0}, "logprobs", "left out"),
     ({"prompt_logprobs": 0}, "prompt_logprobs", "left out"),
     ({"length_penalty": 11}, "length_penalty", "-10 to 10"),
-    ({"early_stopping": "soon"}, "early_stopping", "true, false, never"),
+    ({"early_stopping": "soon"}, "early_stopping", 'true, false or "never", got "soon"'),
     ({"echo": True, "max_tokens": 0}, "max_tokens", "at least 1"),
     ({"beam_width": 8, "max_tokens": 3000}, "beam_width", "at most 2 beams"),
 ]
