@@ -198,6 +198,24 @@ def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
     assert found["process_start_time_seconds"] > 1e9
 
 
+def test_a_prompt_that_eight_share_is_counted_once_though_each_ends_at_once(http: httpx.Client) -> None:
+    before = samples(http.get("/metrics").text)
+    rng = random.Random(7)
+    body = {"prompt": [rng.randrange(32, 250) for _ in range(100)], "n": 8, "max_tokens": 1, "prefix_cache": False}
+    http.post("/v1/completions", json=body).raise_for_status()
+    snapshot = decode_snapshot(http.get("/engine/snapshot").content)
+    found = samples(http.get("/metrics").text)
+    check_metrics(found, snapshot)
+    grown = {name: value - before[name] for name, value in found.items()}
+    assert grown["vllm:prompt_tokens_total"] == 100
+    assert grown["vllm:prompt_tokens_by_source_total/local_compute"] == 100
+    assert grown["vllm:prompt_tokens_by_source_total/local_cache_hit"] == 0
+    assert grown["vllm:generation_tokens_total"] == 8
+    assert grown["vllm:time_to_first_token_seconds_count"] == 8
+    assert (grown["paged:forks_total"], grown["paged:forked_tokens_total"]) == (7, 700)
+    assert found["vllm:num_requests_running"] == 0
+
+
 @asynccontextmanager
 async def small_server(hub: StepHub) -> AsyncIterator[tuple[str, Service, CoreClient]]:
     """The real server in this process, with a ring of its own and small socket buffers."""
