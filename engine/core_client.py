@@ -39,6 +39,14 @@ from engine.protocol import Control, EngineInfo, FinishReason
 Sink = Callable[[Output], None]
 
 
+class Live(NamedTuple):
+    """A request that reports to `sink`, as part of the answer that its client knows as `answer`."""
+
+    sink: Sink
+    answer: str
+    is_search: bool  # by beams: the core tells at its end what it found
+
+
 class EngineDiedError(Exception):
     """The core's process is gone; the message tells a person how it ended."""
 
@@ -112,7 +120,7 @@ class CoreClient:
     def __init__(self, core: CoreProcess, on_step: Callable[[int, bytes], None]) -> None:
         self._core = core
         self._on_step = on_step
-        self._sinks: dict[str, Sink] = {}
+        self._live: dict[str, Live] = {}
         # Who ends with a request: siblings until it has its first token, the other beams of a search always.
         self._tied: dict[str, tuple[str, ...]] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
@@ -149,40 +157,51 @@ class CoreClient:
             await asyncio.to_thread(self._core.process.wait, 2.0)
         self._fail()
 
-    def add(self, message: Add, sink: Sink) -> None:
+    def add(self, message: Add, sink: Sink, answer: str) -> None:
         """Start a request and its siblings; `sink` gets the outputs of each, the last of them with `finished` set.
 
-        Of a beam search only the request itself reports.
+        Of a beam search only the request itself reports. `answer` is the id that cancels all requests of one answer.
         """
-        reporting = (message.request, *(() if message.sampling.beam else message.siblings))
+        is_search = message.sampling.beam is not None
+        reporting = (message.request, *(() if is_search else message.siblings))
         for request in reporting:
-            if request in self._sinks:
+            if request in self._live:
                 raise ValueError(f"request {request} lives already")
         self._send(message)
-        self._sinks.update(dict.fromkeys(reporting, sink))
+        self._live.update(dict.fromkeys(reporting, Live(sink, answer, is_search)))
         if message.siblings:
             self._tied[message.request] = message.siblings
 
     def abort(self, requests: Sequence[str], reason: FinishReason) -> None:
         """End those of `requests` that live; their sinks hear no more."""
-        live = tuple(request for request in requests if self._sinks.pop(request, None) is not None)
-        for request in live:
+        ended = tuple(request for request in requests if self._live.pop(request, None) is not None)
+        for request in ended:
             self._tied.pop(request, None)
-        if live and self.death is None:
-            self._send(Abort(live, reason))
+        if ended and self.death is None:
+            self._send(Abort(ended, reason))
 
-    def cancel(self, request: str) -> tuple[str, ...]:
-        """Abort a live request, and whoever cannot go on without it; unlike with `abort`, their sinks hear of it.
+    def cancel(self, name: str) -> tuple[str, ...]:
+        """Abort a live request, and whoever cannot go on without it, or all live requests of an answer.
 
-        Returns who ended: nobody if there is no such request.
+        Unlike with `abort`, their sinks hear of it: that of a beam search from the core, with what it has found.
+        Returns who ended: nobody if nothing has that name.
         """
-        if request not in self._sinks:  # a beam, whose search reports for it?
-            request = next((leader for leader, others in self._tied.items() if request in others), request)
-        sinks = {one: self._sinks[one] for one in (request, *self._tied.get(request, ())) if one in self._sinks}
-        self.abort(tuple(sinks), "abort")
-        for one, sink in sinks.items():
-            sink(Output(one, finished="abort"))
-        return tuple(sinks)
+        named = [request for request, live in self._live.items() if name in (request, live.answer)]
+        if not named:  # a beam, whose search reports for it?
+            named = [leader for leader, others in self._tied.items() if name in others]
+        family = dict.fromkeys(one for request in named for one in (request, *self._tied.get(request, ())))
+        return self._cancel([one for one in family if one in self._live])
+
+    def _cancel(self, requests: Sequence[str]) -> tuple[str, ...]:
+        ended = {one: self._live[one] for one in requests}
+        searches = tuple(one for one, live in ended.items() if live.is_search)
+        others = tuple(one for one, live in ended.items() if not live.is_search)
+        if searches:
+            self._send(Abort(searches, "abort"))
+        self.abort(others, "abort")
+        for one in others:
+            ended[one].sink(Output(one, finished="abort"))
+        return tuple(ended)
 
     async def until_located(self) -> Located | None:
         """Wait for the model's files to be here; None if the core died before that."""
@@ -202,8 +221,7 @@ class CoreClient:
 
     def end_streams(self) -> None:
         """Cancel all requests."""
-        for request in tuple(self._sinks):
-            self.cancel(request)
+        self._cancel(tuple(self._live))
 
     async def snapshot(self) -> Reply:
         """`Reply.json` is a protocol.Snapshot, made between two steps, after record `Reply.seq`."""
@@ -285,23 +303,23 @@ class CoreClient:
                 raise ValueError("the core was ready twice")
 
     def _deliver(self, output: Output) -> None:
-        sink = self._sinks.get(output.request)
-        if sink is None:
+        live = self._live.get(output.request)
+        if live is None:
             return  # it was aborted here, and that had not reached the core yet
         if output.finished is not None:
-            del self._sinks[output.request]
+            del self._live[output.request]
         if output.finished is not None or output.token_id is not None:
             self._tied.pop(output.request, None)
-        sink(output)
+        live.sink(output)
 
     def _fail(self) -> None:
         if self._fatal is not None:
             self.death = EngineDiedError(self._fatal.message, unusable=self._fatal.unusable)
         else:
             self.death = EngineDiedError(self._core.ending())
-        sinks, self._sinks, self._tied = self._sinks, {}, {}
-        for request, sink in sinks.items():
-            sink(Output(request, finished="error", error=str(self.death)))
+        ended, self._live, self._tied = self._live, {}, {}
+        for request, live in ended.items():
+            live.sink(Output(request, finished="error", error=str(self.death)))
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.death)

@@ -30,7 +30,8 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Jso
 
 
 def total_usage(generation: Generation | BeamSearch) -> Json:
-    """Each prompt counts once, whatever answers it; of answers all tokens that were generated, shown or not."""
+    """Each prompt counts once, whatever answers it. Of answers the tokens of all candidates count, answered or not;
+    of a beam search those of the sequences that it ended with, not those of beams that it gave up."""
     prompts = generation.prompts
     return usage(
         sum(len(prompt.token_ids) for prompt in prompts),

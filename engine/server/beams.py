@@ -1,4 +1,4 @@
-"""Beam search: one request in the core for each prompt, which tells the finished sequences at its end."""
+"""Beam search: one request in the core for each prompt, which tells the sequences it has at its end."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ class BeamSearch:
         self._wanted = wanted
         self.id = request
         self.prompts = make_prompts(request, prompts, wanted.candidates)
-        self.completion_tokens = 0  # of all finished sequences, answered or not
+        self.completion_tokens = 0  # of all sequences that the searches ended with, answered or not
 
     async def answers(self) -> list[Answer]:
         """Run to the end: the `n` best sequences of each prompt, best first.
 
+        A search that was ended early tells those it had finished, then those it was at.
+
         Raises:
-            ApiError: the core refused a request or failed, or time ran out before any sequence.
+            ApiError: the core refused a request or failed, or time ran out before any token.
         """
         ends = await self._run()
-        if any(end.finished == "deadline" for end in ends.values()) and not any(end.beams for end in ends.values()):
-            raise deadline_error(self._wanted.scheduling)
         self.completion_tokens = sum(len(beam.token_ids) for end in ends.values() for beam in end.beams)
+        if any(end.finished == "deadline" for end in ends.values()) and not self.completion_tokens:
+            raise deadline_error(self._wanted.scheduling)
         answers: list[Answer] = []
         for prompt in self.prompts:
             end = ends[prompt.request]
@@ -64,7 +66,7 @@ class BeamSearch:
         ends: dict[str, Output] = {}
         try:
             for prompt in self.prompts:
-                self._client.add(request_for(prompt, self._wanted), news.put_nowait)
+                self._client.add(request_for(prompt, self._wanted), news.put_nowait, self.id)
             while len(ends) < len(prompts):
                 output = await news.get()
                 check_failure(output)

@@ -126,9 +126,10 @@ class Choice:
         self._characters = 0  # detokenized so far
 
     @property
-    def mean_logprob(self) -> float:
-        """Per token; without tokens there is nothing worse."""
-        return self.logprob / self.completion_tokens if self.completion_tokens else -math.inf
+    def rank(self) -> tuple[bool, float]:
+        """More is better: whole, then the mean log-probability per token; without tokens there is nothing worse."""
+        whole = self.finish_reason not in ("abort", "deadline")
+        return whole, self.logprob / self.completion_tokens if self.completion_tokens else -math.inf
 
     def take(self, output: Output) -> Piece:
         """Take the core's news. `finish_reason` is set once, by the core's end or a stop string, whichever is first.
@@ -192,7 +193,7 @@ class Generation:
         expired: list[Piece] = []  # without a token: told at the end, if others have some
         try:
             for prompt in self.prompts:
-                self._client.add(request_for(prompt, self._wanted), news.put_nowait)
+                self._client.add(request_for(prompt, self._wanted), news.put_nowait, self.id)
             live = len(self._choices)
             while live:
                 output = await news.get()
@@ -219,7 +220,7 @@ class Generation:
 
     async def answers(self) -> list[Answer]:
         """Run to the end. Of more candidates than are wanted, those with the highest mean log-probability are
-        answered, best first. Raises ApiError."""
+        answered, best first; any that was cut short comes after all whole ones. Raises ApiError."""
         texts: dict[Choice, list[str]] = {choice: [] for choice in self._choices.values()}
         tokens: dict[Choice, list[SampledToken]] = {choice: [] for choice in texts}
         async with aclosing(self.pieces()) as pieces:
@@ -231,7 +232,7 @@ class Generation:
         for prompt in self.prompts:
             choices = [self._choices[one] for one in (prompt.request, *prompt.siblings)]
             if len(choices) > self._wanted.n:
-                choices = sorted(choices, key=lambda choice: choice.mean_logprob, reverse=True)[: self._wanted.n]
+                choices = sorted(choices, key=lambda choice: choice.rank, reverse=True)[: self._wanted.n]
             kept += choices
         answers = []
         for index, choice in enumerate(kept):

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -43,6 +44,21 @@ def test_signals_end_streams_and_processes(start_server, number: int) -> None:
     assert '"finish_reason":"abort"' in rest[-2]
     assert server.process.wait(20) == 0
     core.wait(10)
+    assert server.stderr.read_text() == ""
+
+
+def test_a_search_answers_what_it_has_when_the_server_stops(start_server) -> None:
+    server = start_server("--model", "tiny", "--kv-memory", "4MiB")
+    body = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "use_beam_search": True, "n": 2}
+    with server.http as http, ThreadPoolExecutor() as pool:
+        asked = pool.submit(http.post, "/v1/completions", json=body)
+        while not any(request["num_tokens"] > 5 for request in server.snapshot()["requests"]):
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        choices = asked.result().raise_for_status().json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 2
+    assert all(choice["text"] for choice in choices)
+    assert server.process.wait(20) == 0
     assert server.stderr.read_text() == ""
 
 

@@ -170,17 +170,93 @@ async def test_cancelling_before_the_prompt_is_computed_ends_the_siblings(server
             await wait_for(http, 0)
 
 
-async def test_cancelling_any_beam_ends_its_search(server) -> None:
+SEARCH = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "use_beam_search": True, "beam_width": 3, "n": 2}
+
+
+async def cancel_beams(server, which: int, **fields) -> dict:
+    """The answer to a search of which that beam (-1: the last) is cancelled once it has a few tokens."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-        task = asyncio.create_task(
-            post(http, prompt="a", max_tokens=900, ignore_eos=True, use_beam_search=True, beam_width=3, n=2)
-        )
-        while len(requests := (await http.get("/engine/snapshot")).json()["requests"]) < 3:
-            await asyncio.sleep(0.01)
-        assert (await http.delete(f"/engine/requests/{requests[-1]['request']}")).status_code == 200
-        answer = (await task).json()
-        assert [(c["text"], c["finish_reason"]) for c in answer["choices"]] == [("", "abort")] * 2
+        task = asyncio.create_task(post(http, **{**SEARCH, **fields}))
+        requests: list[dict] = []
+        while len(requests) < 3 or requests[0]["num_tokens"] < 8:
+            requests = (await http.get("/engine/snapshot")).json()["requests"]
+        assert (await http.delete(f"/engine/requests/{requests[which]['request']}")).status_code == 200
+        answer = (await asyncio.wait_for(task, 20)).raise_for_status().json()
         await wait_for(http, 0)
+    return answer
+
+
+@pytest.mark.parametrize("which", [0, -1])
+async def test_a_cancelled_search_answers_the_beams_it_was_at(server, which: int) -> None:
+    answer = await cancel_beams(server, which)
+    choices = answer["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 2
+    assert choices[0]["text"] != choices[1]["text"]
+    assert choices[0]["score"] >= choices[1]["score"]
+    length, odd = divmod(answer["usage"]["completion_tokens"], 3)  # of three beams, equally long
+    assert (length >= 7, odd) == (True, 0)
+    for choice in choices:
+        assert choice["score"] == pytest.approx(choice["cumulative_logprob"] / length)
+    assert answer["usage"]["prompt_tokens"] == 1
+
+
+async def test_a_cancelled_search_answers_finished_sequences_first(server) -> None:
+    ends = list(range(64))  # some beams end soon; with "never" the search goes on
+    options = {"ignore_eos": True, "stop_token_ids": ends, "early_stopping": "never", "length_penalty": 10.0}
+    answer = await cancel_beams(server, 0, **options, n=3)
+    reasons = [choice["finish_reason"] for choice in answer["choices"]]
+    assert "stop" in reasons
+    assert reasons == sorted(reasons, reverse=True)  # "stop" comes before "abort"
+
+
+def test_a_search_whose_time_is_over_answers_what_it_has(http: httpx.Client) -> None:
+    answer = ask(http, **{**SEARCH, "beam_width": 2, "max_tokens": 3000}, timeout=0.4)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["deadline"] * 2
+    assert all(choice["text"] and choice["score"] < 0 for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] > 2
+    assert answer["usage"]["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize("fields", [{"n": 3}, {"prompt": ["a", "b"], "n": 2}, {"best_of": 3}, SEARCH])
+async def test_the_clients_own_id_cancels_all_of_its_answer(server, fields: dict) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        other = asyncio.create_task(post(http, **LONG))
+        (kept,) = await wait_for(http, 1)
+        task = asyncio.create_task(post(http, **{**LONG, "max_tokens": 900, **fields}))
+        requests = await wait_for(http, 1 + 3 + ("prompt" in fields and isinstance(fields["prompt"], list)))
+        mine = [request["request"] for request in requests if request["request"] != kept["request"]]
+        (own,) = {name.rpartition("-")[0] for name in mine}
+        for name in (own[:-1], own.partition("-")[0], f"{own}-9", f"{own}-"):
+            assert (await http.delete(f"/engine/requests/{name}")).status_code == 404
+        ended = (await http.delete(f"/engine/requests/{own}")).raise_for_status().json()["cancelled"]
+        assert sorted(ended) == (mine[:1] if "use_beam_search" in fields else sorted(mine))
+        answer = (await asyncio.wait_for(task, 20)).raise_for_status().json()
+        assert answer["id"] == own
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"abort"}
+        assert await wait_for(http, 1)
+        assert (await http.delete(f"/engine/requests/{own}")).status_code == 404
+        other.cancel()
+        await wait_for(http, 0)
+
+
+async def test_candidates_that_were_cut_short_come_after_whole_ones(server) -> None:
+    letters = {str(i): 100 for i in range(64, 90)}  # other letters, other log-probabilities
+    body = {"prompt": "q", "max_tokens": 900, "ignore_eos": True, "seed": 5, "logit_bias": letters}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        every = (await post(http, **body, n=4, logprobs=0)).json()["choices"]
+        rows = [choice["logprobs"]["token_logprobs"] for choice in every]
+        worst = min(range(4), key=lambda i: sum(rows[i]) / len(rows[i]))
+        task = asyncio.create_task(post(http, **body, best_of=4))
+        requests = await wait_for(http, 4)
+        while not all(request["num_tokens"] > 20 for request in requests):
+            requests = await wait_for(http, 4)
+        names = sorted(request["request"] for request in requests)
+        for i, name in enumerate(names):
+            if i != worst:
+                assert (await http.delete(f"/engine/requests/{name}")).status_code == 200
+        (answer,) = (await task).raise_for_status().json()["choices"]
+    assert answer["finish_reason"] == "length"
+    assert answer["text"] == every[worst]["text"]
 
 
 def test_an_unknown_request_cannot_be_cancelled(http: httpx.Client) -> None:
@@ -214,14 +290,16 @@ async def test_swapped_requests_answer_as_undisturbed_ones_and_are_counted(start
     [
         ({"priority": -1}, "priority", "0 to 2147483647"),
         ({"priority": 2**31}, "priority", "0 to 2147483647"),
-        ({"priority": 1.5}, "priority", "got float"),
-        ({"timeout": 0}, "timeout", "more than 0, at most 86400"),
-        ({"timeout": -1}, "timeout", "more than 0, at most 86400"),
-        ({"timeout": 86401}, "timeout", "more than 0, at most 86400"),
+        ({"priority": 1.5}, "priority", "an integer from 0 to 2147483647, got 1.5"),
+        ({"priority": "high"}, "priority", 'an integer from 0 to 2147483647, got "high"'),
+        ({"timeout": 0}, "timeout", "more than 0 and at most 86400"),
+        ({"timeout": -1}, "timeout", "more than 0 and at most 86400"),
+        ({"timeout": "1"}, "timeout", 'a number more than 0 and at most 86400, got "1"'),
+        ({"timeout": 86401}, "timeout", "more than 0 and at most 86400"),
         ({"cache_salt": ""}, "cache_salt", "1 to 1024"),
-        ({"cache_salt": "x" * 1025}, "cache_salt", "1 to 1024"),
-        ({"cache_salt": 5}, "cache_salt", "got int"),
-        ({"prefix_cache": "no"}, "prefix_cache", "bool"),
+        ({"cache_salt": "x" * 1025}, "cache_salt", "1 to 1024 characters, got 1025 characters"),
+        ({"cache_salt": 5}, "cache_salt", "a string of 1 to 1024 characters, got 5"),
+        ({"prefix_cache": "no"}, "prefix_cache", 'true or false, got "no"'),
     ],
 )
 def test_bad_fields(http: httpx.Client, fields: dict, param: str, words: str) -> None:
