@@ -157,10 +157,11 @@ def test_beams_in_chats_over_several_prompts_and_with_stop_tokens(http: httpx.Cl
     both = beams(http, prompt=["Hello", "Good day"], n=2)["choices"]
     assert [choice["index"] for choice in both] == [0, 1, 2, 3]
     assert [c["score"] for c in both[:2]] == [c["score"] for c in beams(http, n=2)["choices"]]
-    every = list(range(259))
-    stopped = beams(http, n=2, stop_token_ids=every, max_tokens=5)["choices"]
-    assert [(c["text"], c["finish_reason"]) for c in stopped] == [("", "stop")] * 2
-    assert all(isinstance(c["stop_reason"], int) for c in stopped)
+    ends = range(64, 128)  # the tokens of letters, as many as a search may have
+    stopped = beams(http, n=2, stop_token_ids=list(ends), max_tokens=60, early_stopping=True)["choices"]
+    for choice in stopped:
+        assert (choice["finish_reason"], choice["stop_reason"] in ends) == ("stop", True)
+        assert not any(ord(letter) in ends for letter in choice["text"])
 
 
 BAD = [
@@ -195,6 +196,7 @@ BAD_BEAMS = [
     ({"prompt_logprobs": 0}, "prompt_logprobs", "left out"),
     ({"length_penalty": 11}, "length_penalty", "-10 to 10"),
     ({"early_stopping": "soon"}, "early_stopping", 'true, false or "never", got "soon"'),
+    ({"stop_token_ids": list(range(65))}, "stop_token_ids", "at most 64"),
     ({"echo": True, "max_tokens": 0}, "max_tokens", "at least 1"),
     ({"beam_width": 8, "max_tokens": 3000}, "beam_width", "at most 2 beams"),
 ]
