@@ -53,7 +53,7 @@ def check_control(control: Control, info: EngineInfo) -> None:
     ):
         value = getattr(control, field)
         if not least <= value <= most:
-            raise ControlError(f"{field} must be from {least} to {most}, got {value}")
+            raise ControlError(f"{field}: must be from {least} to {most}, got {value}")
     reservation = -(-info.max_model_len // info.block_size)
     if control.allocation == "reserved" and reservation > info.num_blocks:
         raise ControlError(

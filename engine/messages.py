@@ -75,7 +75,10 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeamOutput(msgspec.Struct, frozen=True):
-    """One finished sequence of a beam search; `score` is `logprob` (the sum) over length**length_penalty."""
+    """One sequence of a beam search, finished or (its reason says so) cut short.
+
+    `score` is `logprob` (the sum) over length**length_penalty.
+    """
 
     token_ids: tuple[int, ...]
     logprob: float
