@@ -197,7 +197,16 @@ class _Reader:
     def head_dim(self, heads: int) -> int:
         if self.family.mla:
             return self.whole("qk_nope_head_dim") + self.whole("qk_rope_head_dim")
-        return self.whole("head_dim", 0) or max(1, self.whole("hidden_size") // heads)
+        head_dim = self.whole("head_dim", 0)
+        if head_dim:
+            return head_dim
+        hidden = self.whole("hidden_size")
+        if hidden % heads:
+            width, number = (self.family.keys.get(key, key) for key in ("hidden_size", "num_attention_heads"))
+            raise ModelError(
+                f"{self.where}: head_dim is missing, and {width} ({hidden}) is no multiple of {number} ({heads})"
+            )
+        return hidden // heads
 
     def dtype(self) -> str | None:
         dtype = self.raw.get("dtype") or self.raw.get("torch_dtype")

@@ -117,7 +117,13 @@ def _shape(path: Path, name: str, fields: dict[str, Any], tensors: list[tuple[st
         kv_heads *= layers
     if len(kv_heads) != layers or not all(kv_heads):
         raise ModelError(f"{path}: {architecture}.attention.head_count_kv must name the heads of {layers} layers")
-    head_dim = field("attention.key_length", field("embedding_length") // max(heads))
+    hidden, key_length = field("embedding_length"), field("attention.key_length", 0)
+    if not key_length and (not hidden or hidden % max(heads)):
+        raise ModelError(
+            f"{path}: {architecture}.attention.key_length is missing, and {architecture}.embedding_length ({hidden}) "
+            f"is no multiple of {architecture}.attention.head_count ({max(heads)})"
+        )
+    head_dim = key_length or hidden // max(heads)
     rank = field("attention.kv_lora_rank", 0)
     window = field("attention.sliding_window", 0)
     parameters, stored = _count(path, tensors)

@@ -192,6 +192,7 @@ def test_a_missing_key_of_mla_is_named(key: str) -> None:
         ({"num_key_value_heads": 5}, "no multiple of num_key_value_heads"),
         ({"torch_dtype": "int3"}, "dtype must be one of"),
         ({"index_head_dim": 128}, "index_head_dim"),
+        ({"num_attention_heads": 48}, r"head_dim is missing, .*hidden_size \(4096\) .*num_attention_heads \(48\)"),
     ],
 )
 def test_a_config_that_cannot_be_used(changes: dict[str, Any], words: str) -> None:

@@ -92,6 +92,7 @@ def test_a_head_that_is_cut_off(write: Any, length: int) -> None:
         ({"attention__head_count": None}, "head_count is missing"),
         ({"attention__head_count_kv": [1, 2, 3]}, "heads of 2 layers"),
         ({"ssm__state_size": 8}, "state instead of KV"),
+        ({"attention__head_count": 5}, r"key_length is missing, .*embedding_length \(64\) .*head_count \(5\)"),
     ],
 )
 def test_a_head_that_cannot_be_used(write: Any, fields: dict[str, Any], words: str) -> None:
