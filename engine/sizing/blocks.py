@@ -18,11 +18,6 @@ class Lengths(msgspec.Struct, frozen=True):
     requests: tuple[tuple[int, int], ...]
     typical: bool
 
-    @property
-    def mean_tokens(self) -> float:
-        """Of a finished request."""
-        return sum(prompt + output for prompt, output in self.requests) / len(self.requests)
-
 
 class Usage(msgspec.Struct, frozen=True):
     """Means over requests: `tokens` each, in `blocks` of `block_size`, of which `empty` slots stay empty."""
