@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
+import math
 import os
 import re
 import socket
@@ -24,12 +27,16 @@ from engine.protocol import (
 )
 
 ENVIRONMENT = "PAGED_ENGINE_"
-USAGE = 2
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+USAGE, NO_OUTPUT, INTERRUPTED, NO_READER = 2, 1, 130, 141  # exit codes; the last two as a shell tells of a signal
+MOST = 2**31 - 1  # of a whole number
+LEAST_MODEL_LEN = 2  # a prompt's token and an answer's
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*((?P<power>[kmgtp])(?P<binary>i)?)?(?P<unit>b)?", re.IGNORECASE)
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if sys.stderr is None:  # closed: nobody wants to be told
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -38,7 +45,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+
+
+def show(text: str) -> int:
+    """Print what a command found out; returns the exit code: if it cannot be written, a line on standard error says so.
+
+    A reader that has gone, as `| head` does, is no error to tell of.
+    """
+    try:
+        if sys.stdout is None:  # closed
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets '?' for a plot's dots
+        print(text, flush=True)
+    except OSError as error:
+        if sys.stdout is not None:  # what is still buffered must not fail again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return NO_READER
+        print(f"paged-engine: error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return NO_OUTPUT
+    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -62,7 +90,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
     add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
-    add("--max-model-len", type=between(1), metavar="N", help="tokens per request, prompt and answer together")
+    add(
+        "--max-model-len",
+        type=between(LEAST_MODEL_LEN),
+        metavar="N",
+        help="tokens per request, prompt and answer together",
+    )
     add_control(add)
     add(
         "--swap-space",
@@ -71,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="host memory for the KV of preempted requests (default: 0, none)",
     )
-    add("--seed", type=between(0, 2**31 - 1), default=0, metavar="N", help="of tiny's random weights (default: 0)")
+    add("--seed", type=between(0), default=0, metavar="N", help="of tiny's random weights (default: 0)")
     add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
     prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
     prepare.set_defaults(command="prepare", run=_prepare)
@@ -125,10 +158,10 @@ def add_control(add: Adder) -> None:
     )
     add(
         "--max-wait",
-        type=seconds(MAX_WAIT),
+        type=number(0, MAX_WAIT, "a number of seconds"),
         default=defaults.max_wait,
         metavar="SECONDS",
-        help="after which shortest_prefill lets a request go first (default: %(default)g)",
+        help=f"after which shortest_prefill lets a request go first (default: {defaults.max_wait:g})",
     )
     add(
         "--preempt",
@@ -150,11 +183,9 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a size such as 512MiB, 2GiB or 1GB, got {text!r}")
-    unit = match["unit"].lower()
-    base = 1024 if "i" in unit or unit in ("k", "m", "g", "t") else 1000
-    power = "kmgt".find(unit[:1]) + 1 if unit[:1] in tuple("kmgt") else 0
-    count = float(match["number"]) * base**power
-    if not 1 <= count < 1 << 50:
+    base = 1024 if match["binary"] or not match["unit"] else 1000
+    count = float(match["number"]) * base ** ("kmgtp".find(match["power"].lower()) + 1 if match["power"] else 0)
+    if not 1 <= count <= 1 << 50:
         raise argparse.ArgumentTypeError(f"must be from 1 byte to 1 PiB, got {text!r}")
     return int(count)
 
@@ -171,8 +202,27 @@ def unicode_text(text: str) -> str:
 class _Parser(argparse.ArgumentParser):
     """One line for an error, not the whole usage."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # `-1GiB` too is a value, as in Python 3.14
+
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+    def print_help(self, file: Any = None) -> None:
+        if file is not None:
+            super().print_help(file)
+        elif unwritten := show(self.format_help().rstrip()):
+            self.exit(unwritten)
+
+
+class _FromEnvironment(str):
+    """An option's text from an environment variable.
+
+    argparse converts a default that is text only for the command that runs, and only if the option is not given.
+    """
+
+    variable: str
 
 
 class Adder:
@@ -182,29 +232,42 @@ class Adder:
     """
 
     def __init__(self, parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
-        self._parser = parser
         self._group = group or parser
 
     def __call__(self, option: str, **settings: Any) -> None:
         variable = ENVIRONMENT + option.removeprefix("--").replace("-", "_").upper()
         settings["help"] = f"{settings['help']} [{variable}]"
-        text = os.environ.get(variable)
         action = self._group.add_argument(option, **settings)
-        if text is None:
-            return
-        if settings.get("action") == "store_true":
-            if text.lower() not in (*_TRUE, *_FALSE):
-                self._parser.error(f"{variable}: must be 1 or 0, got {text!r}")
-            action.default = text.lower() in _TRUE
-            return
-        convert: Callable[[str], Any] = settings.get("type", str)
+        text = os.environ.get(variable)
+        if text is not None:
+            action.default = _FromEnvironment(text)
+            action.default.variable = variable
+            action.type = _converter(action)
+
+
+def _converter(action: argparse.Action) -> Callable[[str], Any]:
+    """The type of `action`, which for text from the environment also splits, checks choices and names the variable."""
+    convert: Any = action.type or (_switch if action.nargs == 0 else str)
+
+    def converted(text: str) -> Any:
+        if not isinstance(text, _FromEnvironment):
+            return convert(text)
         try:
-            value = [convert(word) for word in text.split()] if settings.get("nargs") else convert(text)
+            value = [convert(word) for word in text.split()] if action.nargs == "+" else convert(str(text))
         except argparse.ArgumentTypeError as error:
-            self._parser.error(f"{variable}: {error}")
+            raise argparse.ArgumentTypeError(f"{text.variable}: {error}") from None
         if action.choices is not None and value not in action.choices:
-            self._parser.error(f"{variable}: must be one of {', '.join(action.choices)}, got {text!r}")
-        action.default = value
+            allowed = ", ".join(action.choices)
+            raise argparse.ArgumentTypeError(f"{text.variable}: must be one of {allowed}, got {str(text)!r}")
+        return value
+
+    return converted
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise argparse.ArgumentTypeError(f"must be 1 or 0, got {text!r}")
+    return text.lower() in _TRUE
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -217,31 +280,34 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def between(least: int, most: int | None = None) -> Callable[[str], int]:
+def between(least: int, most: int = MOST) -> Callable[[str], int]:
+    """A reader of whole numbers from `least` to `most`. It raises ArgumentTypeError."""
+
     def whole_number(text: str) -> int:
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least or value > (2**31 - 1 if most is None else most):
-            raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text!r}")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, got {text!r}")
         return value
 
     return whole_number
 
 
-def seconds(most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
+def number(least: float, most: float, what: str = "a number") -> Callable[[str], float]:
+    """A reader of numbers from `least` to `most`, called `what` in errors. It raises ArgumentTypeError."""
+
+    def any_number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = -1.0
-        if not 0 <= value <= most:
-            raise argparse.ArgumentTypeError(f"must be a number of seconds from 0 to {most:.0f}, got {text!r}")
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be {what} from {least:.10g} to {most:.10g}, got {text!r}")
         return value
 
-    return number
+    return any_number
 
 
 def chosen_control(arguments: argparse.Namespace) -> Control:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import sys
 import time
@@ -13,7 +12,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from engine.cli import USAGE, Adder, add_control, between, chosen_control, size, size_or_none
+from engine.cli import (
+    INTERRUPTED,
+    LEAST_MODEL_LEN,
+    USAGE,
+    Adder,
+    add_control,
+    between,
+    chosen_control,
+    number,
+    show,
+    size,
+    size_or_none,
+)
 from engine.config import DEFAULT_KV_MEMORY
 
 if TYPE_CHECKING:
@@ -22,10 +33,10 @@ if TYPE_CHECKING:
     from engine.trace_lengths import TracedRequest
 
 KV_BYTES_PER_TOKEN = 23_040  # SmolLM2-135M in bf16
-INTERRUPTED = 130
 LINE_EVERY = 5.0  # seconds between two lines of progress; on a terminal the line is rewritten
 REFRESH_EVERY = 0.25
 MAX_REQUESTS = 10_000_000
+SPEEDS = (0.001, 1_000_000)  # a year at the slowest is 3e10 s, of which a float still tells microseconds
 MAX_BLOCKS = 1 << 26  # the pool's books take some hundred bytes a block
 COSTS = {
     "step": "every step",
@@ -58,7 +69,11 @@ def add_command(commands: Any) -> None:
         help="a repetition is new text, or the same and finds what was cached (default: %(default)s)",
     )
     add(
-        "--speed", type=positive, default=1.0, metavar="X", help="arrivals and think times X times as fast (default: 1)"
+        "--speed",
+        type=number(*SPEEDS),
+        default=1.0,
+        metavar="X",
+        help="arrivals and think times X times as fast (default: 1)",
     )
     add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
     add_pool = Adder(parser, parser.add_mutually_exclusive_group())
@@ -77,7 +92,7 @@ def add_command(commands: Any) -> None:
     add("--swap-space", type=size_or_none, default=0, metavar="SIZE", help="host memory for swapped KV (default: 0)")
     add(
         "--max-model-len",
-        type=between(1),
+        type=between(LEAST_MODEL_LEN),
         metavar="N",
         help="tokens per request, prompt and answer together (default: what the trace's longest needs)",
     )
@@ -89,33 +104,15 @@ def add_command(commands: Any) -> None:
         help="what a step takes: cpu as SmolLM2-135M does on two cores, none no time (default: %(default)s)",
     )
     for name, what in COSTS.items():
-        add(f"--{name}-seconds", type=duration, metavar="S", help=f"for {what} (default: as --cost has it)")
+        add(
+            f"--{name}-seconds",
+            type=number(0, 3600, "a number of seconds"),
+            metavar="S",
+            help=f"for {what} (default: as --cost has it)",
+        )
     add("--no-partial-hits", action="store_true", help="find whole cached blocks alone, copy no parts of them")
     add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
     add("--json", action="store_true", help="print the prediction as JSON")
-
-
-def positive(text: str) -> float:
-    """A finite number above 0. Raises ArgumentTypeError."""
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
-    return value
-
-
-def duration(text: str) -> float:
-    """A number from 0 to 3600. Raises ArgumentTypeError."""
-    value = _number(text)
-    if not 0 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"must be seconds from 0 to 3600, got {text!r}")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,8 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     with _interruptible() as interrupted, _Progress(simulator) as progress:
         simulator.run(lambda: progress.stopped(bool(interrupted)))
     prediction = simulator.prediction()
-    print(msgspec.json.encode(prediction).decode() if arguments.json else report(prediction))
-    return INTERRUPTED if interrupted else 0
+    unwritten = show(msgspec.json.encode(prediction).decode() if arguments.json else report(prediction))
+    return unwritten or (INTERRUPTED if interrupted else 0)
 
 
 def _settings(arguments: argparse.Namespace, trace: tuple[TracedRequest, ...]) -> Settings:

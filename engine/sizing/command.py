@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from engine.cli import USAGE, Adder, between, size, size_or_none, unicode_text
+from engine.cli import USAGE, Adder, between, show, size, size_or_none, unicode_text
 from engine.sizing.memory import KVDtype
 
 CONTEXT, PROMPT, OUTPUT = 4096, 1024, 128
@@ -100,14 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"paged-engine plan: error: {error}", file=sys.stderr)
         return USAGE
     if arguments.json:
-        text = msgspec.json.format(msgspec.json.encode(plan), indent=2).decode()
-    else:
-        text = render(plan, color=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # as `| head` leaves it; what is still buffered must not fail again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return show(msgspec.json.format(msgspec.json.encode(plan), indent=2).decode())
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return show(render(plan, color=on_terminal and "NO_COLOR" not in os.environ))
 
 
 def _question(arguments: argparse.Namespace) -> Any:
@@ -124,6 +119,12 @@ def _question(arguments: argparse.Namespace) -> Any:
     if context is None:
         context = min(CONTEXT, shape.max_context or CONTEXT) if shape else CONTEXT
     lengths, source, left_out = _lengths(arguments, context)
+    shortest = min(prompt for prompt, _ in lengths.requests)
+    if arguments.shared_tokens is not None and arguments.shared_tokens > shortest:
+        prompt = "--trace's shortest prompt" if arguments.trace is not None else "the prompt (--prompt-tokens)"
+        raise SizingError(
+            f"--shared-tokens: must be from 1 to {shortest:,}, the tokens of {prompt}, not {arguments.shared_tokens:,}"
+        )
     return Question(
         shape=shape,
         memory=arguments.memory,

@@ -42,13 +42,18 @@ def check_one_line(result: subprocess.CompletedProcess[str], *words: str) -> Non
         ("64k", 64 << 10),
         ("4096", 4096),
         ("10b", 10),
+        ("1PiB", 1 << 50),
+        ("0.5 PB", 10**15 // 2),
+        ("1024t", 1 << 50),
     ],
 )
 def test_sizes(text: str, expected: int) -> None:
     assert size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "1XB", "1e3", "nan", "9999TiB", "1 G i B", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "-1GiB", "0", "1XB", "1e3", "nan", "9999TiB", "1.1PiB", "1 G i B", "1iB", "9" * 400]
+)
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         size(text)
@@ -71,7 +76,9 @@ def test_bad_sizes(text: str) -> None:
         (["--reserved-fit", "worst"], ["--reserved-fit", "first", "best"]),
         (["--preempt", "never"], ["--preempt", "recompute", "swap", "auto"]),
         (["--swap-space", "-1"], ["--swap-space", "512MiB"]),
-        (["--max-model-len", "-1"], ["--max-model-len", "at least 1"]),
+        (["--swap-space", "-1GiB"], ["--swap-space", "512MiB", "-1GiB"]),
+        (["--max-model-len", "1"], ["--max-model-len", "2 to 2147483647"]),
+        (["--max-model-len", "9" * 10], ["--max-model-len", "2 to 2147483647"]),
         (["--model", "\udcff"], ["--model", "UTF-8"]),
         (["--served-model-name", "a", "\udcff"], ["--served-model-name", "UTF-8"]),
         (["--nonsense"], ["--nonsense"]),
@@ -88,10 +95,44 @@ def test_bad_flags(arguments: list[str], words: list[str]) -> None:
         ("PAGED_ENGINE_DTYPE", "int8", "bfloat16"),
         ("PAGED_ENGINE_KV_MEMORY", "x", "512MiB"),
         ("PAGED_ENGINE_NO_PREFIX_CACHE", "maybe", "1 or 0"),
+        ("PAGED_ENGINE_SERVED_MODEL_NAME", "a \udcff", "UTF-8"),
     ],
 )
 def test_bad_environment(name: str, value: str, word: str) -> None:
     check_one_line(run("serve", **{name: value}), name, word)
+
+
+def test_bad_environment_of_one_command_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_WAIT", "nan"), ("PORT", "x"), ("DTYPE", "int8"), ("NO_PREFIX_CACHE", "maybe")):
+        monkeypatch.setenv(f"PAGED_ENGINE_{name}", value)
+    parser = make_parser()
+    assert parser.parse_args(["plan"]).command == "plan"
+    assert parser.parse_args(["prepare"]).command == "prepare"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["serve"])
+    given = ["--max-wait", "1", "--port", "0", "--dtype", "auto", "--no-prefix-cache"]
+    assert parser.parse_args(["serve", *given]).max_wait == 1.0
+    assert "PAGED_ENGINE_MAX_WAIT" in run("serve", "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["--help", "plan", "plan --model tiny --json", "simulate {trace}", "serve --help"])
+def test_output_that_cannot_be_written(command: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [7]}')
+    program = f"{sys.executable} -m engine.cli {command.format(trace=trace)}"
+    for output, reason in ((">/dev/full", "No space left"), (">&-", "Bad file descriptor")):
+        done = subprocess.run(f"{program} {output}", shell=True, capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert f"cannot write to standard output: {reason}" in line
+    unread = subprocess.run(f"({program}; echo $? >&2) | true", shell=True, capture_output=True, text=True)
+    assert unread.stderr in ("0\n", "141\n")  # 0: it had written all before its reader went
+    assert subprocess.run(f"{program} 2>&-", shell=True, capture_output=True).returncode == 0
+
+
+def test_output_in_ascii() -> None:
+    plain = run("plan", "--model", "tiny", PYTHONIOENCODING="ascii")
+    assert (plain.returncode, plain.stderr, "?? tail" in plain.stdout) == (0, "", True)
 
 
 def test_settings_from_the_environment_give_way_to_flags(monkeypatch: pytest.MonkeyPatch) -> None:
