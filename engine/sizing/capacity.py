@@ -152,6 +152,9 @@ def plan_capacity(question: Question) -> CapacityPlan:
     concurrency = None
     if kv and kv.num_blocks is not None:
         concurrency = _concurrency(question, kv.num_blocks, running)
+        assumptions["concurrency"] = (
+            "all blocks are taken; engines keep some free for running requests, this one a block each"
+        )
         if not concurrency.reserved:
             notes.append(
                 f"one request of {question.context:,} tokens does not fit: "

@@ -29,7 +29,7 @@ def find_shape(name: str) -> ModelShape:
         return _smollm2()
     try:
         path = Path(name).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
+        is_folder, is_file, is_there = path.is_dir(), path.is_file(), path.exists()
     except (OSError, RuntimeError) as error:  # RuntimeError: `~` of a user who does not exist
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"cannot look for the model {shortened(name)}: {reason}") from error
@@ -39,6 +39,9 @@ def find_shape(name: str) -> ModelShape:
         if path.suffix.lower() == ".gguf":
             return read_gguf_shape(path, path.stem)
         return _from_config(path, path.stem if path.name != CONFIG else path.resolve().parent.name)
+    if name and is_there:
+        what = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+        raise ModelError(f"{shortened(name)} is {what}, not a file or folder; the model must be {ALLOWED}")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in (".json", ".gguf"):
         raise ModelError(f"no such file or folder: {shortened(name)}")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):

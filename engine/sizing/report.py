@@ -100,7 +100,7 @@ def _requests(plan: CapacityPlan) -> list[str]:
     lines += _row("paged, typically", f"{at_once.paged_running:,}", f"{typical} blocks each, the mean of decode steps")
     if at_once.paged_sharing is not None:
         lines += _row("paged, shared", f"{at_once.paged_sharing:,}", "as paged, the prefix's full blocks held once")
-    return lines
+    return lines + _wrapped(f"paged: {plan.assumptions['concurrency']}", "  ", "    ")
 
 
 def _sharing(plan: CapacityPlan) -> list[str]:

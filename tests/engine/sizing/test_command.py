@@ -50,7 +50,7 @@ def test_a_model_on_a_device() -> None:
     assert answer["concurrency"]["paged"] == kv["num_blocks"] // 72
     together = {cost["block_size"]: cost["fragmentation"] + cost["table"] for cost in answer["block_sizes"]}
     assert answer["best_block_size"] == min(together, key=together.__getitem__)
-    figures = {"weights", "usable", "overhead", "kv_bytes_per_token", "requests", "tail", "lookup"}
+    figures = {"weights", "usable", "overhead", "kv_bytes_per_token", "requests", "concurrency", "tail", "lookup"}
     assert set(answer["assumptions"]) == figures
 
 
@@ -74,6 +74,10 @@ def test_a_shared_prefix_lets_more_in() -> None:
     at_once = plan(*common, "--shared-tokens", "1000")["concurrency"]
     assert at_once["paged"] == 6400 // 72
     assert at_once["paged_sharing"] == (6400 - 62) // (72 - 62)
+
+
+def test_whole_prompts_that_are_shared() -> None:
+    assert plan("--shared-tokens", "100", "--prompt-tokens", "100", "--sessions", "3")["sharing"]["tokens"] == 100
 
 
 def test_sizes_that_are_given() -> None:
@@ -148,7 +152,9 @@ def test_a_hub_model_that_is_cached(tmp_path: Path) -> None:
         (["--kv-bytes-per-token", "1MiB", "--memory", "1MiB"], ["--memory", "no block of 16"]),
         (["--memory", "80GiB"], ["--memory needs --model"]),
         (["--memory", "much"], ["--memory", "512MiB"]),
-        (["--context", "0"], ["--context", "at least 1"]),
+        (["--context", "0"], ["--context", "1 to 2147483647"]),
+        (["--context", "9" * 11], ["--context", "1 to 2147483647"]),
+        (["--model", "/dev/null"], ["/dev/null is a device", "config.json"]),
         (["--block-size", "0"], ["--block-size", "1 to 1024"]),
         (["--weights-bits", "3"], ["--weights-bits", "'4', '8', '16', '32'"]),
         (["--kv-dtype", "int4"], ["--kv-dtype", "fp8"]),
@@ -157,6 +163,9 @@ def test_a_hub_model_that_is_cached(tmp_path: Path) -> None:
         (["--model", LLAMA, "--tensor-parallel-size", "3"], ["--tensor-parallel-size", "64 heads", "1, 2, 4, 8"]),
         (["--prompt-tokens", "4000", "--output-tokens", "97"], ["--prompt-tokens", "--context 4,096"]),
         (["--sessions", "5"], ["--sessions needs --shared-tokens"]),
+        (["--shared-tokens", "101", "--prompt-tokens", "100"], ["--shared-tokens: must be from 1 to 100", "101"]),
+        (["--shared-tokens", "1025", "--sessions", "5"], ["--shared-tokens", "1 to 1,024", "--prompt-tokens"]),
+        (["--shared-tokens", "8", "--trace", "traces/azure_conv_excerpt.csv"], ["--shared-tokens", "1 to 7"]),
         (["--trace", "missing.jsonl"], ["missing.jsonl", "No such file"]),
         (["--trace", "traces/chat500.jsonl", "--context", "100"], ["--context", "at least 1025"]),
         (["--trace", "traces/chat500.jsonl", "--prompt-tokens", "1"], ["--trace", "--prompt-tokens"]),
