@@ -183,7 +183,7 @@ class BlockPool:
         """Let a full block be found by the hash of every token up to its end."""
         if self.filled[block] != self.block_size or self.references[block] == 0:
             raise IllegalState(f"block {block} is published, and it is not full or not held")
-        if block in self.cache:
+        if block in self.cache.contents:
             raise IllegalState(f"block {block} is published twice")
         self.cache.add(block, contents)
         self._changed.add(block)
@@ -208,7 +208,7 @@ class BlockPool:
         return max((length for _, length in self._holes()), default=0)
 
     def block(self, block: int) -> Block:
-        references, filled, hashed = self.references[block], self.filled[block], block in self.cache
+        references, filled, hashed = self.references[block], self.filled[block], block in self.cache.contents
         return Block(block, block_state(references, filled, hashed, self.block_size), references, filled, hashed)
 
     @property
@@ -244,7 +244,7 @@ class BlockPool:
 
     def _enqueue(self, block: int) -> None:
         self._available[block] = 1
-        if block in self.cache:
+        if block in self.cache.contents:
             self.queue.push_back(block)
         else:
             self.filled[block] = 0

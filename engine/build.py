@@ -90,10 +90,12 @@ def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tu
             f"which takes {block_bytes:,} bytes"
         )
     slots, longest = num_blocks * config.block_size, model.max_position_embeddings
+    if slots < 2:
+        raise SettingError(f"--kv-memory {config.kv_memory:,} bytes holds one token; a prompt and an answer need two")
     if config.max_model_len is None:
         return num_blocks, min(longest, slots)
-    if not 1 <= config.max_model_len <= longest:
-        raise SettingError(f"--max-model-len must be from 1 to {longest}, the model's own, not {config.max_model_len}")
+    if not 2 <= config.max_model_len <= longest:
+        raise SettingError(f"--max-model-len must be from 2 to {longest}, the model's own, not {config.max_model_len}")
     if config.max_model_len > slots:
         raise SettingError(
             f"--max-model-len {config.max_model_len} does not fit: --kv-memory {config.kv_memory:,} bytes "

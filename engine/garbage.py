@@ -6,7 +6,7 @@ import gc
 
 # Objects made before a look at the youngest. The default, 700, has one look every other step at 1,000 requests, and a
 # look at everything that lives, which takes some 10 ms, every few hundred.
-YOUNG, MIDDLE, OLD = 50_000, 20, 100
+YOUNG, MIDDLE, OLD = 10_000, 50, 100
 
 
 def look_rarely() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from engine.block_hash import extend_hashes
+from engine.block_hash import chain_hash, extend_hashes
 from engine.block_pool import BlockPool, IllegalState
 from engine.host_pool import HostPool
 from engine.prefix_cache import PARTIAL_LOOKS, Contents, common_length
@@ -424,13 +424,17 @@ class KVManager:
 
     def _publish(self, request: Request, first: int, last: int) -> None:
         """Make blocks `first` to `last` - 1 of its table, which are full, findable."""
-        size = self.block_size
-        hashes = extend_hashes(request.block_hashes, request.tokens, size, request.root)
+        size, pool, hashes, table = self.block_size, self.pool, request.block_hashes, request.table
+        if len(hashes) < first:
+            extend_hashes(hashes, request.tokens[: first * size], size, request.root)
         for index in range(first, last):
-            if request.table[index] in self.pool.cache:
-                continue  # found there, or brought back by another that shares it
             begin = index * size
-            tokens = request.tokens[begin : begin + size] if self.partial_hits else ()
+            tokens = request.tokens[begin : begin + size]
             parent = hashes[index - 1] if index else request.root
+            if index == len(hashes):
+                hashes.append(chain_hash(parent, tokens))
+            block = table[index]
+            if block in pool.cache.contents:
+                continue  # found there, or brought back by another that shares it
             decoded = begin + size > request.prompt_length
-            self.pool.publish(request.table[index], Contents(hashes[index], parent, tokens, decoded))
+            pool.publish(block, Contents(hashes[index], parent, tokens if self.partial_hits else (), decoded))

@@ -153,6 +153,8 @@ class _Reader:
         hidden_size, num_heads = self.size("hidden_size"), self.size("num_attention_heads")
         num_kv_heads = self.size("num_key_value_heads", num_heads)
         default_head_dim = 128 if family == "qwen3" else max(1, hidden_size // num_heads)
+        if raw.get("head_dim") is None and family != "qwen3" and hidden_size % num_heads:
+            raise self.fail(f"hidden_size ({hidden_size}) is no multiple of num_attention_heads ({num_heads})")
         head_dim = self.size("head_dim", default_head_dim)
         if num_heads % num_kv_heads:
             raise self.fail(f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})")

@@ -38,8 +38,9 @@ def test_the_pool_is_what_fits_and_the_context_what_model_and_pool_allow() -> No
     ("changes", "message"),
     [
         ({"kv_memory": 16 * TOKEN_BYTES - 1}, r"--kv-memory 8,191 bytes holds no block of 16 tokens.* 8,192 bytes"),
-        ({"max_model_len": 4097}, "--max-model-len must be from 1 to 4096, the model's own, not 4097"),
-        ({"max_model_len": 0}, "--max-model-len must be from 1"),
+        ({"kv_memory": TOKEN_BYTES, "block_size": 1}, "bytes holds one token; a prompt and an answer need two"),
+        ({"max_model_len": 4097}, "--max-model-len must be from 2 to 4096, the model's own, not 4097"),
+        ({"max_model_len": 0}, "--max-model-len must be from 2"),
         ({"max_model_len": 2049}, "--max-model-len 2049 does not fit: .* holds 2048 tokens"),
         ({"block_size": 0}, "--block-size must be at least 1"),
     ],

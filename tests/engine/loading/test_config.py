@@ -89,6 +89,7 @@ def test_families_differ_in_biases_and_norms(tmp_path: Path) -> None:
         ({"hidden_size": "absent"}, "hidden_size is missing"),
         ({"hidden_size": "wide"}, "hidden_size must be a number, not 'wide'"),
         ({"vocab_size": 0}, "vocab_size must be a whole number of at least 1, not 0"),
+        ({"hidden_size": 100, "head_dim": None}, r"hidden_size \(100\) is no multiple of num_attention_heads \(8\)"),
         ({"num_key_value_heads": 3}, r"\(8\) is no multiple of num_key_value_heads \(3\)"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
