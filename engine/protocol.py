@@ -235,7 +235,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """Requests that wait, for how long the oldest of them has, in seconds, and why the next one does."""
+    """Requests that wait, the age of the oldest of them since it arrived, in seconds, and why the next one waits."""
 
     length: int = 0
     oldest_age: float = 0.0

@@ -392,8 +392,8 @@ def test_logits_are_asked_for_only_where_a_token_is_sampled():
 @pytest.mark.parametrize(
     ("control", "message"),
     [
-        (Control(max_num_seqs=0), "max_num_seqs must be from 1 to"),
-        (Control(max_num_batched_tokens=0), "max_num_batched_tokens must be from 1 to"),
+        (Control(max_num_seqs=0), "max_num_seqs: must be from 1 to"),
+        (Control(max_num_batched_tokens=0), "max_num_batched_tokens: must be from 1 to"),
         (Control(allocation="reserved"), "needs 16 blocks, and the pool has 15"),
     ],
 )

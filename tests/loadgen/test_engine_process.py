@@ -16,7 +16,7 @@ from loadgen.engine_process import EngineProcess, EngineStartError, engine_comma
 
 SERVER = """
 import http.server, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
 class Health(http.server.BaseHTTPRequestHandler):
     ready = time.monotonic() + 0.5
     def do_GET(self):

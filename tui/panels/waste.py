@@ -116,7 +116,7 @@ def _last(preempted: Preempted, inner: int) -> Line:
     return _fact(
         inner,
         "last",
-        short_id(preempted.request, 9),
+        short_id(preempted.request, 8),
         f"by {preempted.by}: {what}",
         f"{taken} expected",
         f"{other} {figures.seconds(seconds)}",
