@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -96,11 +97,17 @@ def smollm2() -> Bench:
     return Bench("smollm2-135m")
 
 
-def run(core: EngineCore) -> tuple[dict[str, list[int]], dict[str, tuple[BeamOutput, ...]], list[Record]]:
+def run(
+    core: EngineCore, preempt_every: int = 0
+) -> tuple[dict[str, list[int]], dict[str, tuple[BeamOutput, ...]], list[Record]]:
     tokens: dict[str, list[int]] = {}
     beams: dict[str, tuple[BeamOutput, ...]] = {}
     records = []
     while core.has_work:
+        if preempt_every and core.scheduler.running and len(records) % preempt_every == preempt_every - 1:
+            by: Preempt = "swap" if len(records) % (2 * preempt_every) < preempt_every else "recompute"
+            core.set_control(msgspec.structs.replace(core.control, preempt=by))
+            core.scheduler.preempt(core.scheduler.running[-1])
         outputs, record = core.step()
         assert record is not None
         records.append(record)
@@ -119,7 +126,7 @@ def random_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
 
 
 def check_beams(bench: Bench, prompts: list[list[int]], ends: tuple[int, ...], new_tokens: int) -> list[BeamOutput]:
-    """All searches of all prompts and penalties at once, in a pool in which some are preempted."""
+    """All searches of all prompts and penalties at once, some of them preempted, by swap and by recompute in turn."""
     control = Control(max_num_seqs=24, max_num_batched_tokens=256)
     core = bench.core(control, num_blocks=120, num_host_blocks=60)
     for i, prompt in enumerate(prompts):
@@ -128,8 +135,9 @@ def check_beams(bench: Bench, prompts: list[list[int]], ends: tuple[int, ...], n
             beam = BeamParams(WIDTH, penalty, early)
             sampling = SamplingParams(max_tokens=new_tokens, temperature=0, stop_token_ids=ends, beam=beam)
             core.add(name, prompt, sampling, siblings=[f"{name}.{j}" for j in range(1, WIDTH)])
-    _, found, records = run(core)
+    _, found, records = run(core, preempt_every=4)
     assert any(record.copies for record in records)
+    assert 0 < core.counters.swap_preemptions < core.counters.preemptions
     eos = sorted({*ends, *bench.resolved.eos_token_ids})
     for i, prompt in enumerate(prompts):
         for penalty, early in zip(PENALTIES, EARLY, strict=True):
