@@ -302,8 +302,8 @@ class KVManager:
             kept = 0
             while kept < len(blocks) and self._outlives(blocks[kept], held):
                 kept += 1
-            new = [block for block in blocks if block not in moved]
-            moved.update(new)
+            new = set(blocks) - moved
+            moved |= new
             back = sum(1 for block in blocks[kept:] if block in new)
             losses.append(Loss(max(0, request.num_computed - kept * self.block_size), len(new), back))
         return losses
