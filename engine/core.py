@@ -25,6 +25,7 @@ from engine.protocol import (
     Durations,
     EngineInfo,
     FinishReason,
+    Parts,
     Queue,
     Record,
     RequestState,
@@ -192,7 +193,7 @@ class EngineCore:
             result.transfer,
         )
         before = self.counters
-        record = self._record(now, rows, durations, plan.copies)
+        record = self._record(now, rows, durations, plan.copies, result.parts)
         self._learn(before, plan, result)
         return (*early, *outputs, *self._ended_early()), record
 
@@ -296,7 +297,14 @@ class EngineCore:
             return 0
         return self.pool.short_hole_blocks(self.scheduler.kv.reservation_blocks)
 
-    def _record(self, now: float, rows: tuple[Row, ...], durations: Durations, copies: tuple[Copy, ...]) -> Record:
+    def _record(
+        self,
+        now: float,
+        rows: tuple[Row, ...],
+        durations: Durations,
+        copies: tuple[Copy, ...],
+        parts: Parts | None = None,
+    ) -> Record:
         events, self.scheduler.events = self.scheduler.events, Events()
         blocks = self.pool.drain_journal()
         self.ledger.apply(blocks)
@@ -328,6 +336,7 @@ class EngineCore:
             copies=copies,
             cleared=cleared,
             host_blocks=self.scheduler.kv.host.num_used,
+            parts=parts,
         )
         self.counters = counted(self.counters, record)
         return record

@@ -18,6 +18,7 @@ from engine.head import Head
 from engine.linear import Linear
 from engine.loading.config import ModelConfig
 from engine.loading.weights import Weights
+from engine.protocol import Parts
 from engine.rope import RotaryTables
 from kernels.attention import AttentionMetadata, paged_attention, write_kv
 
@@ -40,6 +41,8 @@ class Layer:
 
 class Decoder:
     """A loaded model. `max_positions` bounds the positions it will be asked for."""
+
+    parts: Parts | None = None  # of the last `hidden` and `logits`: torch's operators are not timed one by one
 
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
         self.config = config

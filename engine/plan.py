@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.protocol import Copy, RowKind
+from engine.protocol import Copy, Parts, RowKind
 from engine.sampling_params import SamplingParams
 
 
@@ -125,6 +125,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     Each draw of a row is either in `sampled` or, with the reason, in `failed`: one bad row does not cost the rest.
     `scored` has, for each request whose row has a `scored` range, one token for each place in it.
+    `parts` says where `forward` went, where the model measures that.
     """
 
     sampled: dict[str, Sampled]
@@ -134,6 +135,7 @@ class StepResult(msgspec.Struct, frozen=True):
     failed: dict[str, str] = {}
     transfer: float = 0.0
     scored: dict[str, tuple[ScoredToken, ...]] = {}
+    parts: Parts | None = None
 
 
 class Runner(Protocol):

@@ -80,6 +80,22 @@ class Durations(msgspec.Struct, frozen=True):
     transfer: float = 0.0
 
 
+class Parts(msgspec.Struct, frozen=True):
+    """Where a step's forward went, in seconds, measured where the decoder's threads meet.
+
+    They add up to about `Durations.forward`: the rest is the host's own time, before, between and after them.
+    """
+
+    norm: float  # the embedding too
+    qkv: float
+    rope: float  # rotation, and writing keys and values to the cache
+    attention: float
+    output: float  # with the residual's addition
+    gate_up: float  # with SiLU(gate) * up
+    down: float  # with the residual's addition
+    head: float  # the output layer
+
+
 class Arrived(msgspec.Struct, frozen=True):
     """A request entered the queue. One with a `parent` waits for that one's prompt and is forked off it."""
 
@@ -269,6 +285,7 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     copies: tuple[Copy, ...] = ()
     cleared: int = 0  # blocks that the prefix cache was told to forget
     host_blocks: int = 0  # of the swap space, in use
+    parts: Parts | None = None  # None: not measured (a GPU), or nothing was computed
 
 
 class RequestState(msgspec.Struct, frozen=True):

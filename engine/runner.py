@@ -62,7 +62,7 @@ class ModelRunner:
             )
             logits = self.model.logits(hidden[: len(sampling)])
         _wait_for(device)
-        computed = time.perf_counter()
+        computed, parts = time.perf_counter(), self.model.parts
         draws, logits = _draws(sampling, logits)
         tokens = self.sampler.sample(logits, draws)
         found = {row.request_id: token for row, token in zip(draws, tokens, strict=True)}
@@ -70,7 +70,8 @@ class ModelRunner:
         failed = dict.fromkeys(found.keys() - sampled.keys(), UNUSABLE_LOGITS)
         scored = score_prompts(self.model, hidden[len(sampling) :], scoring) if scoring else {}
         ended = time.perf_counter()
-        return StepResult(sampled, prepared - begun, computed - prepared, ended - computed, failed, transfer, scored)
+        forward, sample = computed - prepared, ended - computed
+        return StepResult(sampled, prepared - begun, forward, sample, failed, transfer, scored, parts)
 
     def _transfer(self, plan: StepPlan) -> float:
         """Make the plan's swaps and copies, stage after stage; the seconds that took."""

@@ -16,7 +16,7 @@ from engine.block_pool import IllegalState
 from engine.core import ControlError, EngineCore, seeded
 from engine.invariants import InvariantViolated, check_state
 from engine.messages import BeamOutput
-from engine.protocol import Control, PoolTotals, Record, WaitCause, decode_item, encode
+from engine.protocol import Control, Parts, PoolTotals, Record, WaitCause, decode_item, encode
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
@@ -324,6 +324,20 @@ def test_a_snapshot_is_refused_while_changes_wait_for_a_record():
     assert record.queue.length == 1
     assert record.queue.oldest_age > 0
     assert core.snapshot().requests[0].status == "waiting"
+
+
+def test_a_record_says_where_the_forward_went():
+    core = mirror_core()
+    parts = Parts(norm=0.1, qkv=0.2, rope=0.3, attention=0.4, output=0.5, gate_up=0.6, down=0.7, head=0.8)
+    run = core.runner.run
+    core.runner.run = lambda plan: msgspec.structs.replace(run(plan), parts=parts)
+    core.add("a", [1, 2, 3], SamplingParams(max_tokens=2))
+    _, record = core.step()
+    assert decode_item(encode(record)).parts == parts
+    core.abort("a")
+    _, record = core.step()
+    assert record.left
+    assert record.parts is None
 
 
 def test_the_fold_refuses_a_record_that_does_not_follow():

@@ -14,7 +14,7 @@ from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
 from engine.plan import FixedRequest, PlannedRow, Sampled, StepPlan
-from engine.protocol import Copy, RowKind
+from engine.protocol import Copy, Parts, RowKind
 from engine.runner import ModelRunner, flatten
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -175,6 +175,16 @@ def test_blocks_leave_then_return_then_are_copied_then_read(runner: ModelRunner)
         ),
     )
     assert [back.drawn, gone.drawn] == [request.drawn for request in expected]
+
+
+def test_the_models_parts_are_told_with_what_it_computed(runner: ModelRunner) -> None:
+    request = Live("7", [3, 1, 9], 7)
+    plan = StepPlan((request.prefill(),))
+    assert runner.run(plan).parts is None
+    parts = Parts(norm=0.1, qkv=0.2, rope=0.3, attention=0.4, output=0.5, gate_up=0.6, down=0.7, head=0.8)
+    runner.model.parts = parts
+    assert runner.run(plan).parts is parts
+    assert runner.run(StepPlan((), copies=(Copy("7", 3, 1, 4),))).parts is None
 
 
 def test_transfers_that_cannot_be_are_refused(runner: ModelRunner) -> None:
