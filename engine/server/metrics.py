@@ -26,6 +26,7 @@ from engine.protocol import (
     Batching,
     EngineInfo,
     FinishReason,
+    Parts,
     PreemptedBy,
     Record,
     RequestState,
@@ -65,13 +66,13 @@ class Total:
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._value = 0
+        self._value = 0.0
 
-    def add(self, count: int) -> None:
+    def add(self, count: float) -> None:
         self._value += count
         self._counter.inc(count)
 
-    def raise_to(self, total: int) -> None:
+    def raise_to(self, total: float) -> None:
         self.add(total - self._value)
 
 
@@ -165,6 +166,12 @@ class Metrics:
         ).labels(**cache_config).set(1)
 
         self._steps = self._counter("paged:steps", "Steps that computed something")
+        self._parts = self._counters(
+            "paged:forward_part_seconds",
+            "Time of the model's forward by part, where measured",
+            "part",
+            Parts.__struct_fields__,
+        )
         self._lost_records = self._counter("paged:lost_records", "Step records these metrics never got")
         self._blocks = self._gauges("paged:blocks", "Blocks by state", "state")
         self._waste = self._gauges("paged:slots", "Slots held by requests, and waste", "kind")
@@ -207,6 +214,9 @@ class Metrics:
         self._take_events(record)
         self._take_rows(record)
         self._copied_blocks.add(len(record.copies))
+        if record.parts is not None:
+            for part, counter in self._parts.items():
+                counter.add(getattr(record.parts, part))
         for left in (*record.held, *record.left):
             self._running.discard(left.request)
             self._end(left.request, left.reason, record.time)

@@ -16,12 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
-from engine.protocol import EngineInfo, Gap, Record, Snapshot, decode_item, decode_snapshot
+from engine.protocol import EngineInfo, Gap, Parts, Record, Snapshot, decode_item, decode_snapshot
+from engine.sampling_params import SamplingParams
 from engine.server.app import make_app
 from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
 from engine.server.serve import load
 from engine.server.service import Service
+from tests.engine.mirror import mirror_core
 from tui.fold import EngineFold
 
 STEPS = 1000
@@ -134,7 +136,7 @@ def test_control_tells_the_step_it_holds_from(http: httpx.Client) -> None:
 
 def samples(text: str) -> dict[str, float]:
     """`name`, or `name/value` of a label that splits it, to value."""
-    splitting = ("finished_reason", "source", "sleep_state", "cause", "by")
+    splitting = ("finished_reason", "source", "sleep_state", "cause", "by", "part")
     return {
         "/".join([sample.name, *(sample.labels[label] for label in splitting if label in sample.labels)]): sample.value
         for family in text_string_to_metric_families(text)
@@ -332,3 +334,17 @@ async def test_metrics_catch_up_after_lost_records() -> None:
     found = samples(metrics.text().decode())
     check_metrics(found, end)
     assert found["paged:lost_records_total"] == middle.seq - 4
+
+
+def test_metrics_add_up_where_the_forward_went() -> None:
+    core = mirror_core()
+    metrics = Metrics(core.info, "tiny")
+    core.add("a", [1, 2, 3], SamplingParams(max_tokens=3))
+    parts = (None, Parts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0), Parts(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5))
+    for one in parts:
+        _, record = core.step()
+        assert record is not None
+        metrics.observe(replace(record, parts=one))
+    found = samples(metrics.text().decode())
+    totals = [found[f"paged:forward_part_seconds_total/{name}"] for name in Parts.__struct_fields__]
+    assert totals == [1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5]
