@@ -19,6 +19,7 @@ from engine.protocol import (
     Copy,
     Durations,
     Left,
+    Parts,
     Preempted,
     Record,
     RequestState,
@@ -108,6 +109,7 @@ class Step:
     durations: Durations
     copies: tuple[Copy, ...] = ()
     missing: int = 0
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +384,7 @@ class History:
                 durations=record.durations,
                 copies=record.copies,
                 missing=self._pending_missing,
+                parts=record.parts,
             )
         )
         self._pending_missing = 0

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from engine.protocol import Control, Queue, Wait
+from engine.protocol import Control, Parts, Queue, Wait
 from tui import figures, scene
 from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED
 from tui.look import ASCII, UNICODE, Look
@@ -159,6 +159,30 @@ def test_a_step_that_moves_blocks_says_how_long(busy, recording):
     assert f"transfer {figures.seconds(spent.transfer)}" in text("speed", busy, 30, 9)
     split = text("batch", busy, 80, 12).splitlines()[-1]
     assert f"transfer {spent.transfer * 1000:.1f} forward 48.6 " in split
+
+
+PARTS = Parts(norm=0.002, qkv=0.004, rope=0.001, attention=0.006, output=0.004, gate_up=0.016, down=0.008, head=0.005)
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (100, " forward: norm 4 qkv 8 rope 2 attention 12 output 8 gate_up 33 down 16 head 10 %"),
+        (80, " fwd: norm 4 qkv 8 rope 2 attention 12 output 8 gate_up 33 down 16 head 10 %"),
+        (58, " fwd: attention 12 output 8 gate_up 33 down 16 head 10 %"),
+        (28, " fwd: gate_up 33 down 16 %"),
+    ],
+)
+def test_the_forward_is_told_by_part_as_far_as_there_is_room(recording, fold, frame, width, line):
+    last = msgspec.structs.replace(recording[-1], parts=PARTS)
+    shown = text("batch", frame(fold([*recording[:-1], last])), width, 12).splitlines()
+    assert line in [inside[1:-1].rstrip() for inside in shown]
+
+
+def test_parts_that_were_not_measured_are_not_shown(busy):
+    for width in (80, 27):
+        shown = text("batch", busy, width, 12)
+        assert "fwd:" not in shown
 
 
 def test_a_fork_has_its_own_mark(recording, fold, frame):

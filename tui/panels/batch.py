@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+import msgspec
+
 from engine.protocol import RowKind
 from tui import figures
 from tui.history import Cell, Step, step_seconds
@@ -29,7 +31,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     columns = max(1, inner - label)
     steps = view.steps[-columns:]
     last = steps[-1] if steps else None
-    below = [*_next(view, inner), _budget(steps, label, columns, look)]
+    below = [*_parts(last, inner), *_next(view, inner), _budget(steps, label, columns, look)]
     body = _lanes(view, steps, rows - len(below), label, columns, wide, look)
     body += [[] for _ in range(rows - len(below) - len(body))]
     body += below
@@ -101,6 +103,24 @@ def _mark(view: View, step: Step, cell: Cell | None, glyphs: Glyphs) -> tuple[st
     if cell.kind == "fork":
         return glyphs.fork, f"hue{cell.hue % HUES}"
     return glyphs.decode, f"hue{cell.hue % HUES}"
+
+
+def _parts(last: Step | None, inner: int) -> list[Line]:
+    """Where the forward of the last step went, in the order of computation; the smallest parts give way."""
+    if last is None or last.parts is None or not last.durations.forward:
+        return []
+    spent: dict[str, float] = msgspec.structs.asdict(last.parts)
+    head: Line = [(" forward:" if inner >= 90 else " fwd:", "dim")]
+    shown: dict[str, Line] = {
+        name: [(f" {name} ", "dim"), (f"{100 * seconds / last.durations.forward:.0f}", "text")]
+        for name, seconds in spent.items()
+    }
+    for name in sorted(spent, key=spent.__getitem__):
+        line = [*head, *(span for part in shown.values() for span in part), (" %", "dim")]
+        if length(line) <= inner:
+            break
+        del shown[name]
+    return [line]
 
 
 def _next(view: View, inner: int) -> list[Line]:
