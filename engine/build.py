@@ -10,11 +10,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cpu_decoder import load_decoder
 from engine.loading.config import ModelConfig
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
-from engine.model import Decoder
 from engine.protocol import EngineInfo
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
@@ -37,7 +37,7 @@ def build_core(config: EngineConfig) -> EngineCore:
     num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
     num_host_blocks = size_swap_space(config, model_config, dtype.itemsize)
     check_memory(config.kv_memory, config.swap_space, device)
-    model = Decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
+    model = load_decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
     attention.warm_up(
         model_config.num_heads,
         model_config.num_kv_heads,

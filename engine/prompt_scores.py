@@ -8,13 +8,16 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from engine.cpu_decoder import CPUDecoder
 from engine.model import Decoder
 from engine.plan import PlannedRow, ScoredToken
 
 SLICE_ROWS = 128  # rows of logits held at a time: a long chunk times the vocabulary would be hundreds of MB
 
 
-def score_prompts(model: Decoder, hidden: Tensor, rows: Sequence[PlannedRow]) -> dict[str, tuple[ScoredToken, ...]]:
+def score_prompts(
+    model: Decoder | CPUDecoder, hidden: Tensor, rows: Sequence[PlannedRow]
+) -> dict[str, tuple[ScoredToken, ...]]:
     """Score each row's `scored` places; hidden [S, hidden_size] has one row for each, those of `rows` in order.
 
     Of tokens equally likely each has the rank of the first.
@@ -23,7 +26,7 @@ def score_prompts(model: Decoder, hidden: Tensor, rows: Sequence[PlannedRow]) ->
     return {row.request_id: tuple(islice(scored, len(row.scored))) for row in rows}
 
 
-def _scores(model: Decoder, hidden: Tensor, rows: Sequence[PlannedRow]) -> Iterator[ScoredToken]:
+def _scores(model: Decoder | CPUDecoder, hidden: Tensor, rows: Sequence[PlannedRow]) -> Iterator[ScoredToken]:
     tokens = [row.request.tokens[place] for row in rows for place in row.scored]
     counts = [row.request.sampling.prompt_logprobs or 0 for row in rows for _ in row.scored]
     for begin in range(0, len(tokens), SLICE_ROWS):

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from engine.cpu_decoder import CPUDecoder
+from engine.cuda_graphs import DecodeGraphs, capture_on_gpu, takes
 from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow, StepPlan, StepResult
 from engine.prompt_scores import score_prompts
@@ -17,10 +19,8 @@ from engine.sampling_params import SamplingParams
 from engine.threads import waits_asleep
 from kernels.attention import AttentionMetadata
 from kernels.blocks import copy_blocks
+from kernels.upload import upload
 
-# A step of few tokens only reads the weights: one thread does that as fast as two, which must wake each other
-# some 200 times (measured: 31 ms against 34 at one token, 49 against 52 at 16), and leaves a core to others.
-SMALL_STEP = 16
 UNUSABLE_LOGITS = "no token can be chosen: the logits are not finite numbers, or every token is forbidden"
 
 
@@ -29,16 +29,19 @@ class ModelRunner:
     nothing. The host's take memory as they are first used, unless they must be pinned for a GPU."""
 
     def __init__(
-        self, model: Decoder, sampler: Sampler, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self, model: Decoder | CPUDecoder, sampler: Sampler, num_blocks: int, block_size: int, num_host_blocks: int = 0
     ) -> None:
         self.model = model
         self.sampler = sampler
         self.block_size = block_size
         self.blocks = model.allocate_kv(num_blocks, block_size)
         self.caches = layer_caches(self.blocks)
-        pinned = num_host_blocks > 0 and model.device.type == "cuda"
+        on_gpu = model.device.type == "cuda"
         host_shape = (num_host_blocks, *self.blocks.shape[1:])
-        self.host_blocks = torch.empty(host_shape, dtype=model.dtype, pin_memory=pinned)
+        self.host_blocks = torch.empty(
+            host_shape, dtype=self.blocks.dtype, pin_memory=on_gpu and num_host_blocks > 0
+        )
+        self.graphs = DecodeGraphs(model, self.caches, capture_on_gpu()) if on_gpu and model.triton else None
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute `plan`; a draw from logits that are unusable fails alone.
@@ -48,30 +51,33 @@ class ModelRunner:
         transfer = self._transfer(plan)
         if not plan.rows:
             return StepResult({}, 0.0, 0.0, 0.0, transfer=transfer)
-        begun = time.perf_counter()
-        device = self.model.device
+        clock = _Clock(self.model.device)
+        graphs = self.graphs if self.graphs is not None and takes(plan.rows) else None
+        device = self.model.device if graphs is None else torch.device("cpu")
         token_ids, positions, metadata, last_rows = flatten(plan.rows, self.block_size, device)
         sampling = [row for row in plan.rows if row.samples]
         scoring, scored_rows = _scoring(plan.rows, metadata)
         sampled_rows = last_rows[torch.tensor([row.samples for row in plan.rows], dtype=torch.bool)]
         wanted_rows = torch.cat((sampled_rows, scored_rows)) if scoring else sampled_rows
-        prepared = time.perf_counter()
-        with _threads_for(device, small=len(token_ids) <= SMALL_STEP):
-            hidden = self.model.hidden(
-                token_ids.to(device), positions.to(device), metadata, self.caches, wanted_rows.to(device)
-            )
+        clock.mark()
+        with _threads_for(self.model.device, small=len(token_ids) <= SMALL_STEP):
+            if graphs is None:
+                inputs = upload([token_ids, positions, wanted_rows], device)
+                hidden = self.model.hidden(*inputs[:2], metadata, self.caches, inputs[2])
+            else:
+                hidden = graphs.hidden(token_ids, positions, metadata)
+                hidden = hidden[upload([wanted_rows], hidden.device)[0]]
             logits = self.model.logits(hidden[: len(sampling)])
-        _wait_for(device)
-        computed, parts = time.perf_counter(), self.model.parts
+        clock.mark()
+        parts = self.model.parts
         draws, logits = _draws(sampling, logits)
         tokens = self.sampler.sample(logits, draws)
         found = {row.request_id: token for row, token in zip(draws, tokens, strict=True)}
         sampled = {request: token for request, token in found.items() if token is not None}
         failed = dict.fromkeys(found.keys() - sampled.keys(), UNUSABLE_LOGITS)
         scored = score_prompts(self.model, hidden[len(sampling) :], scoring) if scoring else {}
-        ended = time.perf_counter()
-        forward, sample = computed - prepared, ended - computed
-        return StepResult(sampled, prepared - begun, forward, sample, failed, transfer, scored, parts)
+        clock.mark()
+        return StepResult(sampled, *clock.durations(), failed, transfer, scored, parts)
 
     def _transfer(self, plan: StepPlan) -> float:
         """Make the plan's swaps and copies, stage after stage; the seconds that took."""
@@ -97,7 +103,8 @@ class ModelRunner:
         token_ids, positions, metadata, _ = flatten([row], self.block_size, device)
         every = torch.arange(count, device=device)
         logits = self.model.forward(token_ids.to(device), positions.to(device), metadata, self.caches, every)
-        self.model.head.centre(float(logits.max(dim=-1).values.mean()))
+        if isinstance(self.model, Decoder):
+            self.model.head.centre(float(logits.max(dim=-1).values.mean()))
 
 
 def _draws(sampling: list[PlannedRow], logits: torch.Tensor) -> tuple[list[PlannedRow], torch.Tensor]:
@@ -105,8 +112,8 @@ def _draws(sampling: list[PlannedRow], logits: torch.Tensor) -> tuple[list[Plann
     if not any(row.siblings for row in sampling):
         return sampling, logits
     draws = [row.draws for row in sampling]
-    counts = torch.tensor([len(same) for same in draws], device=logits.device)
-    return [draw for same in draws for draw in same], logits.repeat_interleave(counts, dim=0)
+    (places,) = upload([torch.tensor([i for i, same in enumerate(draws) for _ in same])], logits.device)
+    return [draw for same in draws for draw in same], logits[places]
 
 
 def _scoring(rows: Sequence[PlannedRow], metadata: AttentionMetadata) -> tuple[list[PlannedRow], torch.Tensor]:
@@ -115,6 +122,35 @@ def _scoring(rows: Sequence[PlannedRow], metadata: AttentionMetadata) -> tuple[l
     starts = metadata.host_query_starts
     found = [np.arange(starts[i], starts[i] + len(rows[i].scored), dtype=np.int64) for i in places]
     return [rows[i] for i in places], torch.from_numpy(np.concatenate(found or [np.empty(0, np.int64)]))
+
+
+class _Clock:
+    """The durations of a step's parts, in seconds. A GPU's own work is timed by events in its queue, so that the host
+    need not wait for it in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._times = [time.perf_counter()]
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """A part ends here."""
+        self._times.append(time.perf_counter())
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._events.append(event)
+
+    def durations(self) -> tuple[float, float, float]:
+        """Of the three parts: prepare, forward, sample. Waits for what was queued before the last mark."""
+        begun, prepared, computed, ended = self._times
+        if not self._events:
+            return prepared - begun, computed - prepared, ended - computed
+        first, second, last = self._events
+        last.synchronize()
+        ended = time.perf_counter()
+        forward = min(first.elapsed_time(second) / 1000, ended - prepared)
+        return prepared - begun, forward, ended - prepared - forward
 
 
 def _wait_for(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -39,51 +40,94 @@ def paged_attention(
 
     In bf16, weights of keys that rows share are rounded to bf16 where the processor has bf16 dot products.
     """
-    num_kv_heads, block_size, head_dim = key_cache.shape[1:]
-    group, kind, item = query.shape[1] // num_kv_heads, KINDS[query.dtype], query.element_size()
-    rows = _rows(metadata, group, head_dim, block_size, num_kv_heads, sliding_window)
-    if not len(rows.entries):
-        return
     if query.stride(2) != 1:
         query = query.contiguous()
     _require_dense(key_cache, value_cache, out)
-    pieces, splits, tile_rows, dots = len(rows.entries) * num_kv_heads, 1, 1, 0
-    if rows.sharing:
-        tile_rows = TILE_BATCHES * cpu_shared_tile.batch_rows(group)
-        dots = int(kind == BFLOAT16 and _has_dots())
-    pooled = thread_pool.threads() > 1 and 4 * query.shape[1] * head_dim * rows.keys > POOL_FLOPS
-    if pooled and pieces < PIECES and not rows.sharing:
-        longest = min(rows.longest, sliding_window or rows.longest)
-        splits = max(1, min(-(-PIECES // pieces), longest // SPLIT_KEYS))
-    partial = np.empty(pieces * splits * state_floats(group, head_dim) if splits > 1 else 0, np.float32)
+    work = plan_attention(
+        metadata,
+        num_heads=query.shape[1],
+        num_kv_heads=key_cache.shape[1],
+        block_size=key_cache.shape[2],
+        head_dim=key_cache.shape[3],
+        dtype=query.dtype,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )
+    if work is None:
+        return
+    item = query.element_size()
     call = Call(
-        num_entries=len(rows.entries),
-        num_kv_heads=num_kv_heads,
-        splits=splits,
-        window=sliding_window or 0,
         query=query.data_ptr(),
         query_row=query.stride(0) * item,
         query_head=query.stride(1) * item,
         out=out.data_ptr(),
         out_row=out.stride(0) * item,
         out_head=out.stride(1) * item,
-        tables=metadata.block_tables.data_ptr(),
-        table_row=metadata.block_tables.stride(0) * 4,
-        rows=rows.table.ctypes.data,
-        entries=rows.entries.ctypes.data,
-        partial=partial.ctypes.data,
         scale=scale,
-        cap=soft_cap or 1.0,
-        **_cache_fields(key_cache, value_cache, "key_head", "value_head"),
+        **work.fields,
+        **cache_fields(key_cache, value_cache, "key_head", "value_head"),
     )
-    capped = int(soft_cap is not None)
-    worker = attend_worker(group, head_dim, block_size, kind, capped, tile_rows, dots)
-    if pooled:
-        thread_pool.run(worker, call)
+    if work.pooled:
+        thread_pool.run(work.attend, call)
     else:
-        worker.ctypes(ctypes.addressof(call))
-    if splits > 1:
-        merge_worker(group, head_dim, kind).ctypes(ctypes.addressof(call))
+        work.attend.ctypes(ctypes.addressof(call))
+    if work.merge is not None:
+        call.ticket = 0
+        work.merge.ctypes(ctypes.addressof(call))
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """How a step's attention is done: the workers, the fields of `Call` that do not depend on tensors, and what
+    these point to."""
+
+    attend: Any
+    merge: Any | None  # to run after `attend`, with a fresh ticket
+    pooled: bool  # whether there is enough work to wake other threads for
+    fields: dict[str, Any]
+    kept: tuple[object, ...]
+
+
+def plan_attention(
+    metadata: AttentionMetadata,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
+) -> AttentionWork | None:
+    """Divide a step's attention into pieces; None if there are no rows."""
+    group, kind = num_heads // num_kv_heads, KINDS[dtype]
+    rows = _rows(metadata, group, head_dim, block_size, num_kv_heads, sliding_window)
+    if not len(rows.entries):
+        return None
+    pieces, splits, tile_rows, dots = len(rows.entries) * num_kv_heads, 1, 1, 0
+    if rows.sharing:
+        tile_rows = TILE_BATCHES * cpu_shared_tile.batch_rows(group)
+        dots = int(kind == BFLOAT16 and has_dots())
+    pooled = thread_pool.threads() > 1 and 4 * num_heads * head_dim * rows.keys > POOL_FLOPS
+    if pooled and pieces < PIECES and not rows.sharing:
+        longest = min(rows.longest, sliding_window or rows.longest)
+        splits = max(1, min(-(-PIECES // pieces), longest // SPLIT_KEYS))
+    partial = np.empty(pieces * splits * state_floats(group, head_dim) if splits > 1 else 0, np.float32)
+    fields = {
+        "num_entries": len(rows.entries),
+        "num_kv_heads": num_kv_heads,
+        "splits": splits,
+        "window": sliding_window or 0,
+        "tables": metadata.block_tables.data_ptr(),
+        "table_row": metadata.block_tables.stride(0) * 4,
+        "rows": rows.table.ctypes.data,
+        "entries": rows.entries.ctypes.data,
+        "partial": partial.ctypes.data,
+        "cap": soft_cap or 1.0,
+    }
+    attend = attend_worker(group, head_dim, block_size, kind, int(soft_cap is not None), tile_rows, dots)
+    merge = merge_worker(group, head_dim, kind) if splits > 1 else None
+    return AttentionWork(attend, merge, pooled, fields, (metadata, rows, partial))
 
 
 def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
@@ -102,7 +146,7 @@ def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         value=value.data_ptr(),
         value_row=value.stride(0) * item,
         value_head=value.stride(1) * item,
-        **_cache_fields(key_cache, value_cache, "key_cache_head", "value_cache_head"),
+        **cache_fields(key_cache, value_cache, "key_cache_head", "value_cache_head"),
     )
     write_worker(key.shape[2], KINDS[key.dtype]).ctypes(ctypes.addressof(call))
 
@@ -133,11 +177,13 @@ def _rows(
 
 
 @cache
-def _has_dots() -> bool:
+def has_dots() -> bool:
+    """Whether this processor multiplies pairs of bf16."""
     return cpu_shared_tile.has_dots()
 
 
-def _cache_fields(key_cache: Tensor, value_cache: Tensor, key_head: str, value_head: str) -> dict[str, Any]:
+def cache_fields(key_cache: Tensor, value_cache: Tensor, key_head: str, value_head: str) -> dict[str, Any]:
+    """Where two caches lie, under the names of `Call` or `Write`, which differ in what they call a head's stride."""
     item = key_cache.element_size()
     fields = {}
     for name, head, tensor in (("key", key_head, key_cache), ("value", value_head, value_cache)):

@@ -234,9 +234,9 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
 
 @cache
 def merge_worker(group: int, head_dim: int, kind: int) -> Any:
-    """Merge the states that `attend_worker` left per split, and write the output. One thread runs it."""
+    """A worker for `Call` that merges the states that `attend_worker` left per split, and writes the output."""
     at = _offsets(Call)
-    at_entries, at_heads, at_splits = (at[x] for x in ("num_entries", "num_kv_heads", "splits"))
+    at_ticket, at_entries, at_heads, at_splits = (at[x] for x in ("ticket", "num_entries", "num_kv_heads", "splits"))
     at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
     at_rows, at_partial = at["rows"], at["partial"]
     floats = state_floats(group, head_dim)
@@ -248,18 +248,22 @@ def merge_worker(group: int, head_dim: int, kind: int) -> Any:
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
         out_head, rows = load_int64(call + at_out_head), load_int64(call + at_rows)
         partial = load_int64(call + at_partial)
-        for head in range(load_int64(call + at_heads)):
-            for entry in range(entries):
-                state = partial + (head * entries + entry) * splits * floats * 4
-                totals = 4 * (floats - group)
-                for split in range(1, splits):
-                    merge_state(state, state + split * floats * 4, group, head_dim)
-                row = load_int32(rows + entry * 12)
-                for h in range(group):
-                    target = out + row * out_row + (head * group + h) * out_head
-                    share_of_one = 1.0 / load_float32(state + totals + 4 * h)
-                    sums = state + 4 * (group + h) * head_dim
-                    copy_scaled(sums, target, share_of_one, head_dim, FLOAT32, kind)
+        pieces = load_int64(call + at_heads) * entries
+        while True:
+            piece = take_ticket(call + at_ticket)
+            if piece >= pieces:
+                break
+            head, entry = divmod(piece, entries)
+            state = partial + piece * splits * floats * 4
+            totals = 4 * (floats - group)
+            for split in range(1, splits):
+                merge_state(state, state + split * floats * 4, group, head_dim)
+            row = load_int32(rows + entry * 12)
+            for h in range(group):
+                target = out + row * out_row + (head * group + h) * out_head
+                share_of_one = 1.0 / load_float32(state + totals + 4 * h)
+                sums = state + 4 * (group + h) * head_dim
+                copy_scaled(sums, target, share_of_one, head_dim, FLOAT32, kind)
 
     return compile_worker(merge)
 

@@ -15,8 +15,8 @@ import torch
 
 
 @cache
-def _gomp_parallel() -> Any | None:
-    """torch's own GOMP_parallel(function, data, threads, flags), or None where torch has no libgomp."""
+def _libgomp() -> ctypes.CDLL | None:
+    """The libgomp that torch loaded, None where it has none."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
@@ -24,8 +24,17 @@ def _gomp_parallel() -> Any | None:
         own = [path for path in paths if "/torch" in path] or list(paths)
         if len(own) != 1:
             return None
-        function = ctypes.CDLL(own[0]).GOMP_parallel
-    except (OSError, AttributeError):
+        return ctypes.CDLL(own[0])
+    except OSError:
+        return None
+
+
+@cache
+def _gomp_parallel() -> Any | None:
+    """torch's own GOMP_parallel(function, data, threads, flags), or None where torch has no libgomp."""
+    try:
+        function = _libgomp().GOMP_parallel  # type: ignore[union-attr]
+    except AttributeError:
         return None
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None
@@ -35,6 +44,13 @@ def _gomp_parallel() -> Any | None:
 def threads() -> int:
     """How many threads a worker will run on."""
     return torch.get_num_threads() if _gomp_parallel() is not None else 1
+
+
+def barrier_address() -> int:
+    """Where the threads of one region wait for each other; 0 if a worker runs on one thread alone."""
+    if threads() == 1:
+        return 0
+    return ctypes.cast(_libgomp().GOMP_barrier, ctypes.c_void_p).value or 0  # type: ignore[union-attr]
 
 
 def run(worker: Any, call: ctypes.Structure) -> None:

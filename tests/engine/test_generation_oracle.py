@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.core import EngineCore
 from engine.loading.resolve import ResolvedModel, resolve_model
 from engine.loading.weights import Weights
+from engine.cpu_decoder import CPUDecoder, load_decoder
 from engine.model import Decoder
 from engine.protocol import Allocation, Batching, Control, EngineInfo, Record
 from engine.runner import ModelRunner
@@ -45,7 +46,7 @@ class Oracle(NamedTuple):
     """A model with prompts, and what transformers generates for them."""
 
     resolved: ResolvedModel
-    decoder: Decoder
+    decoder: Decoder | CPUDecoder
     prompts: list[list[int]]
     expected: list[list[int]]
     new_tokens: int
@@ -69,7 +70,7 @@ def make_oracle(name: str, prompts: list[list[int]], new_tokens: int) -> Oracle:
         text = judge.generate(torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False)
         expected.append(text[0, len(prompt) :].tolist())
     max_model_len = max(map(len, prompts)) + new_tokens
-    decoder = Decoder(resolved.config, Weights(resolved.folder, torch.float32, torch.device("cpu")), max_model_len)
+    decoder = load_decoder(resolved.config, Weights(resolved.folder, torch.float32, torch.device("cpu")), max_model_len)
     return Oracle(resolved, decoder, prompts, expected, new_tokens, max_model_len)
 
 

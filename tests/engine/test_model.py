@@ -1,4 +1,4 @@
-"""The decoder's logits equal transformers' in fp32, for each family and each kind of RoPE."""
+"""The decoders' logits equal transformers' in fp32, for each family and each kind of RoPE."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from engine.cpu_decoder import CPUDecoder
 from engine.loading.config import read_config
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
@@ -24,6 +25,7 @@ from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow
 from engine.runner import flatten
 from engine.sampling_params import SamplingParams
+from kernels import cpu_product
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 CPU = torch.device("cpu")
@@ -88,12 +90,20 @@ def save_random(config: PreTrainedConfig, folder: Path) -> Any:
     return model
 
 
+@pytest.fixture(params=[Decoder, CPUDecoder])
+def decoder(request: pytest.FixtureRequest) -> type[Decoder] | type[CPUDecoder]:
+    """Either of them; machines without the vectors for a compiled step have only the first."""
+    if request.param is CPUDecoder and not cpu_product.multiplies(torch.float32):
+        pytest.skip("this processor has no compiled step")
+    return request.param
+
+
 class Fed:
     """Feeds chunks of several sequences to a decoder, over block tables scattered through the pool."""
 
-    def __init__(self, folder: Path, prompts: list[list[int]], seed: int = 0) -> None:
+    def __init__(self, decoder: Any, folder: Path, prompts: list[list[int]], seed: int = 0) -> None:
         config = read_config(folder)
-        self.model = Decoder(config, Weights(folder, torch.float32, CPU), config.max_position_embeddings)
+        self.model = decoder(config, Weights(folder, torch.float32, CPU), config.max_position_embeddings)
         self.caches = layer_caches(self.model.allocate_kv(NUM_BLOCKS, BLOCK_SIZE))
         self.prompts = prompts
         blocks = np.random.default_rng(seed).permutation(NUM_BLOCKS).tolist()
@@ -109,7 +119,7 @@ class Fed:
             for i, start, count in chunks
         ]
         tokens, positions, metadata, _ = flatten(rows, BLOCK_SIZE, CPU)
-        return self.model.forward(tokens, positions, metadata, self.caches, torch.arange(len(tokens)))
+        return self.model.forward(tokens, positions, metadata, self.caches, torch.arange(len(tokens))).clone()
 
 
 def random_prompts(vocabulary: int) -> list[list[int]]:
@@ -117,15 +127,15 @@ def random_prompts(vocabulary: int) -> list[list[int]]:
     return [random.integers(0, vocabulary, n).tolist() for n in (61, 1, 23, 40)]
 
 
-def check(model: Any, folder: Path, prompts: list[list[int]], tolerance: float) -> None:
+def check(decoder: Any, model: Any, folder: Path, prompts: list[list[int]], tolerance: float) -> None:
     with torch.inference_mode():
         expected = [model(torch.tensor([p])).logits[0] for p in prompts]
 
-    whole = Fed(folder, prompts).step([(i, 0, len(p)) for i, p in enumerate(prompts)])
+    whole = Fed(decoder, folder, prompts).step([(i, 0, len(p)) for i, p in enumerate(prompts)])
     torch.testing.assert_close(whole, torch.cat(expected), atol=tolerance, rtol=tolerance)
 
     # Chunks of 5, then one token at a time from position 11 on; every step holds all sequences that have some left.
-    fed = Fed(folder, prompts, seed=1)
+    fed = Fed(decoder, folder, prompts, seed=1)
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
     while any(n < len(p) for n, p in zip(done, prompts, strict=True)):
@@ -143,28 +153,28 @@ def check(model: Any, folder: Path, prompts: list[list[int]], tolerance: float) 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(name: str, decoder: Any, tmp_path: Path) -> None:
     model = save_random(CASES[name], tmp_path)
-    check(model, tmp_path, random_prompts(COMMON["vocab_size"]), 1e-4)
+    check(decoder, model, tmp_path, random_prompts(COMMON["vocab_size"]), 1e-4)
 
 
-def test_logits_of_tiny_equal_transformers() -> None:
+def test_logits_of_tiny_equal_transformers(decoder: Any) -> None:
     folder = resolve_model("tiny").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    check(model, folder, random_prompts(259), 1e-4)
+    check(decoder, model, folder, random_prompts(259), 1e-4)
 
 
 @pytest.mark.model
-def test_logits_of_smollm2_equal_transformers() -> None:
+def test_logits_of_smollm2_equal_transformers(decoder: Any) -> None:
     folder = resolve_model("smollm2-135m").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    check(model, folder, random_prompts(49152), 2e-4)
+    check(decoder, model, folder, random_prompts(49152), 2e-4)
 
 
-def test_only_sampled_rows_reach_the_logits(tmp_path: Path) -> None:
+def test_only_sampled_rows_reach_the_logits(decoder: Any, tmp_path: Path) -> None:
     save_random(CASES["llama"], tmp_path)
     prompts = random_prompts(COMMON["vocab_size"])
-    fed = Fed(tmp_path, prompts)
+    fed = Fed(decoder, tmp_path, prompts)
     every = fed.step([(0, 0, 20), (2, 0, 23)])
     rows = [
         PlannedRow(
@@ -179,10 +189,10 @@ def test_only_sampled_rows_reach_the_logits(tmp_path: Path) -> None:
     assert none.shape == (0, COMMON["vocab_size"])
 
 
-def test_a_held_row_changes_no_cache(tmp_path: Path) -> None:
+def test_a_held_row_changes_no_cache(decoder: Any, tmp_path: Path) -> None:
     save_random(CASES["llama"], tmp_path)
     prompts = random_prompts(COMMON["vocab_size"])
-    fed = Fed(tmp_path, prompts)
+    fed = Fed(decoder, tmp_path, prompts)
     expected = fed.step([(0, 0, 61)])[-1:]
     before = [tensor.clone() for pair in fed.caches for tensor in pair]
     row = PlannedRow(

@@ -17,7 +17,7 @@ from engine.core import EngineCore
 from engine.loading.resolve import ResolvedModel, resolve_model
 from engine.loading.weights import Weights
 from engine.messages import BeamOutput
-from engine.model import Decoder
+from engine.cpu_decoder import load_decoder
 from engine.protocol import Control, EngineInfo, Preempt, Record
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
@@ -58,7 +58,7 @@ class Bench:
         self.resolved: ResolvedModel = resolve_model(name)
         self.judge: Any = AutoModelForCausalLM.from_pretrained(self.resolved.folder, dtype=torch.float32)
         weights = Weights(self.resolved.folder, torch.float32, torch.device("cpu"))
-        self.decoder = Decoder(self.resolved.config, weights, 1024)
+        self.decoder = load_decoder(self.resolved.config, weights, 1024)
 
     def core(
         self, control: Control, num_blocks: int, num_host_blocks: int = 0, max_model_len: int = 1024

@@ -89,7 +89,7 @@ def test_the_pool_runs_large_work_alone(case_of, monkeypatch):
 
 
 def test_processors_without_bf16_products_widen_instead(case_of, monkeypatch):
-    monkeypatch.setattr(cpu, "_has_dots", lambda: False)
+    monkeypatch.setattr(cpu, "has_dots", lambda: False)
     agrees(case_of([*MIXED, *[(90, 1)] * 6], shared=5, dtype=torch.bfloat16))
 
 
