@@ -38,10 +38,10 @@ class ModelRunner:
         self.caches = layer_caches(self.blocks)
         on_gpu = model.device.type == "cuda"
         host_shape = (num_host_blocks, *self.blocks.shape[1:])
-        self.host_blocks = torch.empty(
-            host_shape, dtype=self.blocks.dtype, pin_memory=on_gpu and num_host_blocks > 0
-        )
-        self.graphs = DecodeGraphs(model, self.caches, capture_on_gpu()) if on_gpu and model.triton else None
+        self.host_blocks = torch.empty(host_shape, dtype=self.blocks.dtype, pin_memory=on_gpu and num_host_blocks > 0)
+        self.graphs: DecodeGraphs | None = None
+        if on_gpu and isinstance(model, Decoder) and model.triton:
+            self.graphs = DecodeGraphs(model, self.caches, capture_on_gpu())
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute `plan`; a draw from logits that are unusable fails alone.
@@ -60,10 +60,10 @@ class ModelRunner:
         sampled_rows = last_rows[torch.tensor([row.samples for row in plan.rows], dtype=torch.bool)]
         wanted_rows = torch.cat((sampled_rows, scored_rows)) if scoring else sampled_rows
         clock.mark()
-        with _threads_for(self.model.device, small=len(token_ids) <= SMALL_STEP):
+        with _threads_for(self.model.device, small=len(token_ids) <= self.model.small_step):
             if graphs is None:
-                inputs = upload([token_ids, positions, wanted_rows], device)
-                hidden = self.model.hidden(*inputs[:2], metadata, self.caches, inputs[2])
+                tokens_there, positions_there, wanted = upload([token_ids, positions, wanted_rows], device)
+                hidden = self.model.hidden(tokens_there, positions_there, metadata, self.caches, wanted)
             else:
                 hidden = graphs.hidden(token_ids, positions, metadata)
                 hidden = hidden[upload([wanted_rows], hidden.device)[0]]

@@ -4,11 +4,13 @@ Per step `metadata = AttentionMetadata.build(block_tables, query_starts, context
 layer `write_kv(key, value, key_cache, value_cache, metadata)` and
 `paged_attention(query, key_cache, value_cache, metadata, scale)`.
 A cache is [num_blocks, Hkv, block_size, D]. The idea is PagedAttention's (Kwon et al., SOSP 2023).
+With float8 (e4m3) caches an element stands for its value times `key_scale` or `value_scale`.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from functools import cache
 from types import ModuleType
@@ -16,9 +18,18 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from kernels.fp8 import FP8
 from kernels.metadata import AttentionMetadata
 
-__all__ = ["BACKENDS", "AttentionMetadata", "choose_backend", "paged_attention", "warm_up", "write_kv"]
+__all__ = [
+    "BACKENDS",
+    "AttentionMetadata",
+    "choose_backend",
+    "paged_attention",
+    "rotate_and_write",
+    "warm_up",
+    "write_kv",
+]
 
 BACKENDS = {"reference": "kernels.reference", "cpu": "kernels.cpu", "triton": "kernels.triton_attention"}
 BACKEND_VARIABLE = "PAGED_ENGINE_ATTENTION"
@@ -51,6 +62,8 @@ def paged_attention(
     *,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -60,7 +73,8 @@ def paged_attention(
     step's KV; Hq is a multiple of Hkv, and query head h reads KV head h // (Hq / Hkv). Scores are
     query . key * `scale`, then `soft_cap * tanh(score / soft_cap)` if given. With `sliding_window` w a query
     at position p sees positions p - w + 1 to p. Accumulates in fp32; returns [T, Hq, D] in the dtype of
-    `query` (in `out` if given). Raises ValueError or TypeError for shapes, dtypes or layouts that do not fit.
+    `query` (in `out` if given). Caches have the dtype of `query`, or float8_e4m3fn with a scale each.
+    Raises ValueError or TypeError for shapes, dtypes or layouts that do not fit, or that the backend lacks.
     """
     if key_cache.shape != value_cache.shape or key_cache.dim() != 4:
         raise ValueError(
@@ -74,11 +88,13 @@ def paged_attention(
         )
     if query.shape[0] != metadata.num_tokens:
         raise ValueError(f"query has {query.shape[0]} rows, the metadata {metadata.num_tokens}")
-    if not (key_cache.dtype == value_cache.dtype == query.dtype and query.dtype in CACHE_DTYPES):
+    if query.dtype not in CACHE_DTYPES or not (key_cache.dtype == value_cache.dtype in (query.dtype, FP8)):
         raise TypeError(
-            "query and caches must share bfloat16, float16 or float32, "
+            "query and caches must share bfloat16, float16 or float32, or the caches be float8_e4m3fn, "
             f"got {query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
         )
+    name = choose_backend(query.device, backend)
+    scales = _cache_scales(name, key_cache.dtype, key_scale, value_scale)
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
     if soft_cap is not None and not soft_cap > 0:
@@ -88,8 +104,9 @@ def paged_attention(
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     elif out.shape != query.shape or out.dtype != query.dtype:
         raise ValueError(f"out must be {query.dtype} {list(query.shape)}, got {out.dtype} {list(out.shape)}")
-    module = _load(choose_backend(query.device, backend))
-    module.paged_attention(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, out)
+    # A scale of all keys is one of all scores.
+    arguments = (query, key_cache, value_cache, metadata, scale * key_scale, sliding_window, soft_cap, out)
+    _load(name).paged_attention(*arguments, *scales[1:])
     return out
 
 
@@ -100,22 +117,81 @@ def write_kv(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     backend: str | None = None,
 ) -> None:
     """Store a step's keys and values [T, Hkv, D] in their slots of the caches; slot -1 is skipped.
 
+    Caches share their dtype, or are float8_e4m3fn: what is stored is then divided by its scale, clamped and rounded.
     Raises ValueError or TypeError for shapes, dtypes or slots that do not fit.
     """
     expected = (metadata.num_tokens, key_cache.shape[1], key_cache.shape[3])
     if key.shape != expected or value.shape != expected:
         raise ValueError(f"key and value must be {list(expected)}, got {list(key.shape)} and {list(value.shape)}")
-    if not (key.dtype == value.dtype == key_cache.dtype == value_cache.dtype):
+    if not (key.dtype == value.dtype and key_cache.dtype == value_cache.dtype in (key.dtype, FP8)):
         raise TypeError(
-            f"key, value and caches must share one dtype, got {key.dtype}, {value.dtype}, {key_cache.dtype} "
-            f"and {value_cache.dtype}"
+            "key, value and caches must share one dtype, or the caches be float8_e4m3fn, "
+            f"got {key.dtype}, {value.dtype}, {key_cache.dtype} and {value_cache.dtype}"
         )
     metadata.check_cache(key_cache.shape[0], key_cache.shape[2])
-    _load(choose_backend(key.device, backend)).write_kv(key, value, key_cache, value_cache, metadata)
+    name = choose_backend(key.device, backend)
+    scales = _cache_scales(name, key_cache.dtype, key_scale, value_scale)
+    _load(name).write_kv(key, value, key_cache, value_cache, metadata, *scales)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    *,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> Tensor:
+    """Rotate a step's queries and keys by their positions and store keys and values, in one Triton kernel.
+
+    qkv [T, Hq + 2 Hkv, D], contiguous: queries, keys and values, of which the queries are rotated in place and returned
+    as a view [T, Hq, D]; the rest may be anything afterwards. norm [Hq + Hkv, D], if given: queries and keys are first
+    divided by their root mean square over D (plus `eps`) and multiplied by it. cos and sin [positions, D], where both
+    halves of D hold the same angles and the sines of the first are negative; positions int64 [T].
+    Raises ValueError or TypeError for what does not fit.
+    """
+    heads, head_dim = qkv.shape[1] - 2 * key_cache.shape[1], key_cache.shape[3]
+    if qkv.shape[0] != metadata.num_tokens or heads < 1 or qkv.shape[2] != head_dim or not qkv.is_contiguous():
+        raise ValueError(
+            f"qkv must be contiguous [{metadata.num_tokens}, Hq + {2 * key_cache.shape[1]}, {head_dim}], "
+            f"got {list(qkv.shape)}"
+        )
+    if not (key_cache.dtype == value_cache.dtype in (qkv.dtype, FP8)):
+        raise TypeError(
+            "qkv and caches must share one dtype, or the caches be float8_e4m3fn, "
+            f"got {qkv.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+        )
+    scales = _cache_scales("triton", key_cache.dtype, key_scale, value_scale)
+    metadata.check_cache(key_cache.shape[0], key_cache.shape[2])
+    arguments = (qkv, norm, eps, cos, sin, positions, key_cache, value_cache, metadata)
+    _load("triton").rotate_and_write(*arguments, *scales)
+    return qkv[:, :heads]
+
+
+def _cache_scales(backend: str, dtype: torch.dtype, key_scale: float, value_scale: float) -> tuple[float, ...]:
+    """The scales that a backend must be given: none for caches that hold values as they are."""
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"{name} must be a finite number above 0, got {scale}")
+    if dtype == FP8:
+        if backend == "cpu":
+            raise TypeError("the cpu backend has no float8 caches; the reference and triton backends do")
+        return (key_scale, value_scale)
+    if key_scale != 1.0 or value_scale != 1.0:
+        raise ValueError(f"key_scale and value_scale are for float8_e4m3fn caches; with {dtype} they must be 1")
+    return ()
 
 
 def warm_up(

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.upload import upload
+
 IntArray = npt.NDArray[np.int32]
 
 
@@ -63,7 +65,10 @@ class AttentionMetadata:
         target = torch.device(device) if device is not None else block_tables.device
         tables, starts, lengths, slot_array = (tensor.contiguous().cpu().numpy() for tensor, _, _ in tensors.values())
         _check_layout(tables, starts, lengths, slot_array)
-        on_device = [tensor.contiguous().to(target) for tensor, _, _ in tensors.values()]
+        if all(tensor.device.type == "cpu" for tensor, _, _ in tensors.values()):
+            on_device = upload([tensor.contiguous() for tensor, _, _ in tensors.values()], target)
+        else:
+            on_device = [tensor.contiguous().to(target) for tensor, _, _ in tensors.values()]
         return cls(
             block_tables=on_device[0],
             query_starts=on_device[1],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.fp8 import FP8, as_bytes, quantize
 from kernels.metadata import AttentionMetadata
 
 
@@ -17,8 +18,12 @@ def paged_attention(
     sliding_window: int | None,
     soft_cap: float | None,
     out: Tensor,
+    value_scale: float = 1.0,
 ) -> None:
-    """Write the attention of `query` [T, Hq, D] into `out`; arithmetic in fp32 (fp64 for fp64)."""
+    """Write the attention of `query` [T, Hq, D] into `out`; arithmetic in fp32 (fp64 for fp64).
+
+    Values count `value_scale` times.
+    """
     block_size = key_cache.shape[2]
     group = query.shape[1] // key_cache.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -30,7 +35,7 @@ def paged_attention(
         blocks = metadata.block_tables[b, : -(-length // block_size)].long()
         # [blocks, Hkv, block_size, D] -> [Hkv, length, D]; slots past the length may hold anything, even NaN
         keys, values = (
-            cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length].to(wide).repeat_interleave(group, dim=0)
+            _blocks(cache, blocks).transpose(0, 1).flatten(1, 2)[:, :length].to(wide).repeat_interleave(group, dim=0)
             for cache in (key_cache, value_cache)
         )
         scores = torch.einsum("qhd,hkd->hqk", query[start:end].to(wide), keys) * scale
@@ -42,14 +47,29 @@ def paged_attention(
         if sliding_window is not None:
             visible &= key_positions > positions - sliding_window
         scores.masked_fill_(~visible, float("-inf"))
-        out[start:end] = torch.einsum("hqk,hkd->qhd", scores.softmax(dim=-1), values).to(out.dtype)
+        out[start:end] = torch.einsum("hqk,hkd->qhd", scores.softmax(dim=-1), values * value_scale).to(out.dtype)
 
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
-    """Copy key and value [T, Hkv, D] to their slots; slot -1 is skipped."""
+def write_kv(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    """Copy key and value [T, Hkv, D] to their slots, into float8 caches divided by the scales; slot -1 is skipped."""
     rows = (metadata.slots >= 0).nonzero().squeeze(1)
     slots = metadata.slots[rows]
     block_size = key_cache.shape[2]
     block, offset = slots // block_size, slots % block_size
-    key_cache[block, :, offset] = key[rows].to(key_cache.dtype)
-    value_cache[block, :, offset] = value[rows].to(value_cache.dtype)
+    for new, cache, scale in ((key, key_cache, key_scale), (value, value_cache, value_scale)):
+        if cache.dtype == FP8:
+            as_bytes(cache)[block, :, offset] = as_bytes(quantize(new[rows], scale))
+        else:
+            cache[block, :, offset] = new[rows]
+
+
+def _blocks(cache: Tensor, blocks: Tensor) -> Tensor:
+    return as_bytes(cache)[blocks].view(FP8) if cache.dtype == FP8 else cache[blocks]

@@ -32,10 +32,10 @@ def test_odd_shapes_equal_the_reference(case_of, head_dim, block_size, heads):
 @pytest.mark.parametrize("splits", [2, 3, 8])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 20}, {"soft_cap": 3.0}], ids=str)
 def test_splits_are_merged_even_when_some_are_empty(case_of, splits, options, monkeypatch):
-    from kernels import triton_attention
+    from kernels import heuristics
 
-    monkeypatch.setattr(triton_attention, "_choose_splits", lambda *_: splits)
-    monkeypatch.setattr(triton_attention, "TILE_KEYS", 16)
+    monkeypatch.setattr(heuristics, "choose_splits", lambda *_: splits)
+    monkeypatch.setattr(heuristics, "decode_tiles", lambda *_: heuristics.Tiles(16, 16, 4, 1))
     agrees(case_of([(1, 1), (16, 1), (17, 1), (130, 1), (50, 5)], **options))
 
 
