@@ -4,11 +4,15 @@ temperature, min_p, top_k, top_p, then a draw. Log-probabilities are of the raw 
 Draws are stateless: the random numbers of a token follow from its request's seed and its place in the output
 alone (a counter-based generator: Salmon et al., 2011), whatever else is in the batch and however often the request
 was preempted.
+
+On a GPU everything up to the chosen tokens is only queued, and one copy brings them to the host. Some steps are done
+otherwise there than on a CPU, with the same result: what looks at a value to do less work would have to wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from engine.plan import PlannedRow, Sampled
 from engine.sampling_params import SamplingParams
+from kernels.upload import upload
 
 GREEDY_BELOW = 1e-5  # temperatures that would overflow, treated as vLLM does
 NUCLEUS_GUESS = 64  # how many of the best tokens usually hold a nucleus
@@ -39,30 +44,48 @@ class Sampler:
         """
         if not rows:
             return []
+        chosen, usable, report = self.choose(logits, rows)
+        columns = [chosen, usable] if report is None else [chosen, usable, *report.columns(chosen)]
+        tokens, good, *told = _to_host(columns)
+        sampled = [Sampled(token) for token in tokens] if report is None else report.sampled(tokens, *told)
+        return [one if is_usable else None for one, is_usable in zip(sampled, good, strict=True)]
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, rows: Sequence[PlannedRow]) -> tuple[Tensor, Tensor, _LogProbs | None]:
+        """On the device of the logits: a token for each row int64 [R], whether it may be used bool [R], and the
+        log-probabilities if a row asks for them."""
         report = _LogProbs(logits, rows) if any(r.request.sampling.logprobs is not None for r in rows) else None
         for i, row in enumerate(rows):
             if _adjusts(row):
                 _adjust(logits[i], row, self.eos_token_ids)
-        best, tokens = best_tokens(logits)
-        unusable = (~best.isfinite()).nonzero().flatten().tolist()
-        if unusable:
-            logits[unusable] = 0.0  # what is computed of them must not disturb the rows beside them
-        chosen = tokens.tolist()
+        best, chosen = best_tokens(logits)
+        usable = best.isfinite()
+        if logits.device.type == "cpu" and not usable.all():
+            logits[~usable] = 0.0  # what is computed of them must not slow or disturb the rows beside them
         drawn = [i for i, row in enumerate(rows) if row.request.sampling.temperature >= GREEDY_BELOW]
-        if drawn:
-            samplings = [rows[i].request.sampling for i in drawn]
-            probabilities = _filtered(logits if len(drawn) == len(rows) else logits[drawn], samplings)
-            count = num_races(logits.shape[1])
-            times = [race_times(rows[i].request.sampling.seed, _output_index(rows[i]), count) for i in drawn]
-            picked = pick(probabilities, torch.from_numpy(np.stack(times)).to(logits.device))
-            for i, token in zip(drawn, picked.tolist(), strict=True):
-                chosen[i] = token
-        sampled: list[Sampled | None] = (
-            [Sampled(token) for token in chosen] if report is None else [*report.sampled(chosen)]
-        )
-        for i in unusable:
-            sampled[i] = None
-        return sampled
+        if not drawn:
+            return chosen, usable, report
+        places = _on(torch.tensor(drawn), logits)
+        samplings = [rows[i].request.sampling for i in drawn]
+        probabilities = _filtered(logits if len(drawn) == len(rows) else logits[places], samplings)
+        count = num_races(logits.shape[1])
+        times = [race_times(rows[i].request.sampling.seed, _output_index(rows[i]), count) for i in drawn]
+        picked = pick(probabilities, _on(torch.from_numpy(np.stack(times)), logits))
+        return chosen.index_copy(0, places, picked), usable, report
+
+
+def _on(tensor: Tensor, like: Tensor) -> Tensor:
+    """A CPU tensor on the device of `like`, without waiting for it."""
+    return upload([tensor], like.device)[0]
+
+
+def _to_host(columns: Sequence[Tensor]) -> list[list[Any]]:
+    """Tensors of numbers that float64 holds exactly, as lists: one copy from the device for all of them."""
+    if columns[0].device.type == "cpu":
+        return [column.tolist() for column in columns]
+    flat = torch.cat([column.flatten().to(torch.float64) for column in columns]).cpu()
+    parts = flat.split([column.numel() for column in columns])
+    return [part.to(column.dtype).view(column.shape).tolist() for part, column in zip(parts, columns, strict=True)]
 
 
 def _output_index(row: PlannedRow) -> int:
@@ -135,12 +158,12 @@ def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> N
         if not sampling.ignore_eos:
             ends |= eos_token_ids
         if ends:
-            logits[torch.tensor(sorted(ends), device=logits.device)] = float("-inf")
+            logits[_on(torch.tensor(sorted(ends)), logits)] = float("-inf")
     if sampling.logit_bias:
-        ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
-        logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
+        biases = torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype)
+        logits[_on(torch.tensor(list(sampling.logit_bias)), logits)] += _on(biases, logits)
     if sampling.repetition_penalty != 1.0:
-        ids = torch.tensor(sorted(set(row.request.tokens)), device=logits.device)
+        ids = _on(torch.tensor(sorted(set(row.request.tokens))), logits)
         seen = logits[ids]
         penalty = sampling.repetition_penalty
         logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
@@ -149,7 +172,7 @@ def _adjust(logits: Tensor, row: PlannedRow, eos_token_ids: frozenset[int]) -> N
         if len(output):
             unique, counts = np.unique(output, return_counts=True)
             amounts = sampling.frequency_penalty * counts + sampling.presence_penalty
-            logits[torch.from_numpy(unique).to(logits.device)] -= torch.from_numpy(amounts).to(logits)
+            logits[_on(torch.from_numpy(unique), logits)] -= _on(torch.from_numpy(amounts).to(logits.dtype), logits)
 
 
 def _filtered(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
@@ -157,25 +180,28 @@ def _filtered(logits: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
 
     Tokens as probable as the last one kept are kept too. Changes the logits.
     """
-    device = logits.device
-    temperatures = torch.tensor([s.temperature for s in samplings], device=device)
+    temperatures = _on(torch.tensor([s.temperature for s in samplings]), logits)
     probabilities = logits.div_(temperatures[:, None]).softmax(dim=-1)
     if any(s.min_p > 0 for s in samplings):
-        least = torch.tensor([s.min_p for s in samplings], device=device) * probabilities.amax(dim=-1)
+        least = _on(torch.tensor([s.min_p for s in samplings]), logits) * probabilities.amax(dim=-1)
         _drop_below(probabilities, least)
     vocabulary = logits.shape[1]
     limited = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < vocabulary]
     if limited:
+        places = _on(torch.tensor(limited), logits)
+        find = _least_kept if logits.device.type == "cpu" else least_kept_by_halving
         everyone = len(limited) == len(samplings)
-        least = _least_kept(probabilities if everyone else probabilities[limited], [samplings[i] for i in limited])
-        bounds = torch.zeros(len(samplings), device=device)
-        bounds[limited] = least
-        _drop_below(probabilities, bounds)
+        least = find(probabilities if everyone else probabilities[places], [samplings[i] for i in limited])
+        bounds = torch.zeros(len(samplings), device=logits.device)
+        _drop_below(probabilities, bounds.index_copy(0, places, least))
     return probabilities
 
 
 def _drop_below(probabilities: Tensor, least: Tensor) -> None:
-    """Set to 0 what is less than its row's `least`: row by row, which is ten times as fast here as a mask."""
+    """Set to 0 what is less than its row's `least`: on a CPU row by row, ten times as fast as with a mask."""
+    if probabilities.device.type != "cpu":
+        probabilities.masked_fill_(probabilities < least[:, None], 0.0)
+        return
     below = torch.nextafter(least, torch.zeros_like(least)).tolist()
     for row, bound in zip(probabilities, below, strict=True):
         torch.nn.functional.threshold(row, bound, 0.0, inplace=True)
@@ -209,6 +235,36 @@ def _least_kept(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> T
     return torch.maximum(nucleus, torch.where(limited, kth[:, 0], 0.0))
 
 
+def least_kept_by_halving(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
+    """As `_least_kept`, in some passes over all tokens whose number depends on no value."""
+    vocabulary = probabilities.shape[1]
+    least = torch.zeros(len(samplings), device=probabilities.device)
+    if any(0 < s.top_k < vocabulary for s in samplings):
+        wanted = [float(min(s.top_k or vocabulary, vocabulary)) for s in samplings]
+        counts = _on(torch.tensor(wanted, dtype=torch.float64), probabilities)
+        least = _highest(probabilities, counts, lambda kept: kept.sum(dim=-1).to(torch.float64))
+    if any(s.top_p < 1 for s in samplings):
+        shares = _on(torch.tensor([s.top_p for s in samplings], dtype=torch.float64), probabilities)
+        left = probabilities.masked_fill(probabilities < least[:, None], 0.0)
+        target = shares * left.sum(dim=-1, dtype=torch.float64)
+        edge = _highest(left, target, lambda kept: torch.where(kept, left, 0.0).sum(dim=-1, dtype=torch.float64))
+        least = torch.where(shares < 1, torch.maximum(least, edge), least)
+    return least
+
+
+def _highest(probabilities: Tensor, target: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """The highest bound of each row by which what it keeps (bool [R, V]) still measures `target`: float32 [R].
+
+    Found bit by bit: the bits of floats from 0 to 1 are ordered as the floats are, and the highest two are 0.
+    """
+    bits = torch.zeros(len(probabilities), dtype=torch.int32, device=probabilities.device)
+    for place in range(29, -1, -1):
+        higher = bits | (1 << place)
+        enough = measure(probabilities >= higher.view(torch.float32)[:, None]) >= target
+        bits = torch.where(enough, higher, bits)
+    return bits.view(torch.float32)
+
+
 def _nucleus_edge(probabilities: Tensor, total: Tensor, share: Tensor) -> Tensor:
     """The highest probability whose row has `share` of its `total` in tokens at least as probable: [R].
 
@@ -240,20 +296,26 @@ class _LogProbs:
         self.rows = rows
         asking = [i for i, row in enumerate(rows) if row.request.sampling.logprobs is not None]
         self.place = {row: i for i, row in enumerate(asking)}
-        self.values = logits[asking].log_softmax(dim=-1)
+        self.asking = _on(torch.tensor(asking), logits)
+        self.values = logits[self.asking].log_softmax(dim=-1)
         most = min(logits.shape[1], max(rows[i].request.sampling.logprobs or 0 for i in asking))
-        top = self.values.topk(most, dim=-1)
-        self.top_values, self.top_ids = top.values.tolist(), top.indices.tolist()
+        self.top = self.values.topk(most, dim=-1)
 
-    def sampled(self, chosen: Sequence[int]) -> list[Sampled]:
-        asking = torch.tensor([chosen[row] for row in self.place], device=self.values.device)
-        logprobs = self.values.gather(1, asking[:, None])[:, 0].tolist()
-        return [self._one(row, token, logprobs) for row, token in enumerate(chosen)]
+    def columns(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the asking rows: the chosen tokens' log-probabilities, the best tokens and theirs."""
+        own = self.values.gather(1, chosen[self.asking][:, None])[:, 0]
+        return own, self.top.indices, self.top.values
 
-    def _one(self, row: int, token: int, logprobs: Sequence[float]) -> Sampled:
-        i = self.place.get(row)
-        if i is None:
-            return Sampled(token)
-        count = self.rows[row].request.sampling.logprobs or 0
-        pairs = zip(self.top_ids[i][:count], self.top_values[i][:count], strict=True)
-        return Sampled(token, logprobs[i], tuple(pairs))
+    def sampled(
+        self, tokens: Sequence[int], own: Sequence[float], ids: Sequence[Sequence[int]], top: Sequence[Sequence[float]]
+    ) -> list[Sampled]:
+        """A `Sampled` for each row, from `columns` as they arrived on the host."""
+
+        def one(row: int, token: int) -> Sampled:
+            i = self.place.get(row)
+            if i is None:
+                return Sampled(token)
+            count = self.rows[row].request.sampling.logprobs or 0
+            return Sampled(token, own[i], tuple(zip(ids[i][:count], top[i][:count], strict=True)))
+
+        return [one(row, token) for row, token in enumerate(tokens)]

@@ -1,4 +1,4 @@
-"""Every kernel the engine can launch, compiled ahead of time for GPUs that are not there, and what assemblers say of it.
+"""Every kernel the engine can launch, compiled ahead of time for GPUs that are not there, and what assemblers tell.
 
 `python -m kernels.aot [--targets h200,a100,mi300] [--shapes NAME,...]` prints a table. What is compiled comes from the
 functions that launch, run on tensors without data, and is specialised by Triton's own rules (integers that are 1 or

@@ -64,7 +64,9 @@ def prefill_tiles(target: Target, head_dim: int, group: int, element_size: int, 
         return Tiles(max(least, 64), 64 if cache_size > 1 else 32, 8, 2)
     if target.backend == "hip":
         return Tiles(max(least, 64), 64 if width <= 128 else 32, 4, 1)
-    return Tiles(max(least, 64), 64 if width <= 128 else 32, 4 if width <= 128 else 8, 3)
+    if width <= 64:
+        return Tiles(max(least, 64), 64, 4, 3)
+    return Tiles(max(least, 128 if width <= 128 else 64), 32, 8, 3)
 
 
 def choose_splits(target: Target, programs: int, keys: int, tile_keys: int) -> int:
