@@ -15,7 +15,7 @@ test: setup
 # 200,000 steps of the state machine, and every prompt of the beam oracle: some minutes.
 nightly: setup
 	PAGED_TOP_STATE_EXAMPLES=6000 $(BIN)/python -m pytest -s tests/engine/test_core.py -k achine
-	PAGED_TOP_LONG=1 $(BIN)/python -m pytest tests/engine/test_sharing_oracle.py
+	PAGED_TOP_LONG=1 $(BIN)/python -m pytest tests/engine/test_sharing_oracle.py tests/kernels/test_triton_aot.py
 
 lint: setup
 	$(BIN)/ruff check .

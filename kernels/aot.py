@@ -101,8 +101,8 @@ class Report:
     programs: int | None  # that one multiprocessor holds at a time, where its size is known
 
 
-def model_launches(target: Target, shape: Shape) -> list[Launch]:
-    """What a decoder of this shape launches on `target`, in steps of every kind."""
+def model_launches(target: Target, shape: Shape, steps: Sequence[Sequence[tuple[int, int]]] = STEPS) -> list[Launch]:
+    """What a decoder of this shape launches on `target` in these steps: (context, queries) of each sequence."""
     cache_dtype = shape.cache_dtype or shape.dtype
     blocks = (4096, shape.kv_heads, shape.block_size, shape.head_dim)
     key_cache, value_cache = (torch.empty(blocks, dtype=cache_dtype, device=META) for _ in range(2))
@@ -112,7 +112,7 @@ def model_launches(target: Target, shape: Shape) -> list[Launch]:
     cos = torch.empty(4096, shape.head_dim, dtype=shape.dtype, device=META)
     weight = torch.empty(shape.hidden, device=META)
     with recording(target) as launches:
-        for step in STEPS:
+        for step in steps:
             metadata = step_metadata(step, shape.block_size)
             tokens = metadata.num_tokens
             qkv = torch.empty(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim, dtype=shape.dtype, device=META)

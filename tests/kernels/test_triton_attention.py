@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.timeout(900)
 def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     run = subprocess.run(
