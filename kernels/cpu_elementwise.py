@@ -83,7 +83,7 @@ def offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
     return {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
 
 
-def _loop(b: Any, count: Any, carried: list[Any], body: Any) -> list[Any]:
+def emit_loop(b: Any, count: Any, carried: list[Any], body: Any) -> list[Any]:
     """Emit `carried = body(i, carried)` for i below `count` (at least 1); returns what is carried last."""
     before, inside, after = b.basic_block, b.append_basic_block("row"), b.append_basic_block("done")
     b.branch(inside)
@@ -123,7 +123,7 @@ def copy_row(typingctx: Any, source: Any, target: Any, vectors: Any, kind: Any, 
             )
             return carried
 
-        _loop(b, vectors, [], body)
+        emit_loop(b, vectors, [], body)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, kind, target_kind), generate
@@ -147,7 +147,7 @@ def norm_row(
             x = lanes.load(place(source, i))
             return [lanes.fma(x, x, carried[0])]
 
-        (squares,) = _loop(b, vectors, [lanes.constant(0.0)], add_square)
+        (squares,) = emit_loop(b, vectors, [lanes.constant(0.0)], add_square)
         factor = _inverse_root(b, lanes, squares, b.sitofp(size, F32), eps)
 
         def scale(i: Any, carried: list[Any]) -> list[Any]:
@@ -155,7 +155,7 @@ def norm_row(
             lanes.store(x, place(target, i, ITEM_SIZES[to_kind]), to_kind)
             return carried
 
-        _loop(b, vectors, [], scale)
+        emit_loop(b, vectors, [], scale)
         return context.get_dummy_value()
 
     return types.void(*(types.int64 for _ in range(5)), types.float64, kind), generate

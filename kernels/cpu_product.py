@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,6 +84,13 @@ def _multiply_tile(b: Any, height: int, arguments: list[Any], kind: int, mode: i
     lanes = Lanes(b, LANES)
     starts = [lanes.load(offset(b, bias, j * LANES * 4)) for j in range(2)]
     sums = _accumulate(b, lanes, kind, height, input, input_row, weight, steps, starts)
+    store_rows(b, lanes, sums, out, out_row, mode, out_kind)
+
+
+def store_rows(
+    b: Any, lanes: Lanes, sums: Sequence[Sequence[Any]], out: Any, out_row: Any, mode: int, out_kind: int
+) -> None:
+    """Emit what becomes of a panel's sums, two vectors a row."""
     for r, (first, second) in enumerate(sums):
         place = b.add(out, b.mul(out_row, ir.Constant(I64, r))) if r else out
         if mode == SWIGLU:
@@ -245,14 +253,19 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
 
 def pack_gated(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
     """Pack gate and up, one below the other in [2 * N, K], for SWIGLU: each panel has 16 of either."""
-    inner = weight.shape[0] // 2
+    return pack_linear(interleave_gated(weight), interleave_gated_bias(bias))
 
-    def mixed(rows: Tensor) -> Tensor:
-        halves = rows.view(2, inner, -1)
-        halves = torch.nn.functional.pad(halves, (0, 0, 0, -inner % LANES))
-        return halves.view(2, -1, LANES, halves.shape[2]).transpose(0, 1).reshape(-1, halves.shape[2])
 
-    return pack_linear(mixed(weight), None if bias is None else mixed(bias[:, None])[:, 0])
+def interleave_gated(rows: Tensor) -> Tensor:
+    """[2 * N, K] as SWIGLU wants its panels: 16 rows of the first half, 16 of the second, padded with zeros."""
+    halves = rows.view(2, rows.shape[0] // 2, -1)
+    halves = torch.nn.functional.pad(halves, (0, 0, 0, -halves.shape[1] % LANES))
+    return halves.view(2, -1, LANES, halves.shape[2]).transpose(0, 1).reshape(-1, halves.shape[2])
+
+
+def interleave_gated_bias(bias: Tensor | None) -> Tensor | None:
+    """As `interleave_gated`, for [2 * N] or none."""
+    return None if bias is None else interleave_gated(bias[:, None])[:, 0]
 
 
 def multiplies(dtype: torch.dtype) -> bool:
