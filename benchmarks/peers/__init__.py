@@ -1,0 +1,1 @@
+"""Those who are compared, each in a process of its own (`benchmarks.worker`)."""
