@@ -40,14 +40,13 @@ class Program:
         self._run = Run(
             num_stages=len(stages),
             stages=self.stages.ctypes.data,
-            barrier=thread_pool.barrier_address(),
             clock=_clock_address(),
             times=self._times.ctypes.data,
         )
 
     def run(self) -> npt.NDArray[np.float64]:
         """Run all stages on all threads; the seconds that each took, float64 [num_stages]."""
-        self._run.ticket = 0
+        self._run.ticket, self._run.barrier = 0, thread_pool.barrier_address()
         thread_pool.run(_program_worker(), self._run)
         return np.diff(self._times[:, 0]) + np.diff(self._times[:, 1]) * 1e-9
 

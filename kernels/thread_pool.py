@@ -48,9 +48,14 @@ def threads() -> int:
 
 def barrier_address() -> int:
     """Where the threads of one region wait for each other; 0 if a worker runs on one thread alone."""
-    if threads() == 1:
-        return 0
-    return ctypes.cast(_libgomp().GOMP_barrier, ctypes.c_void_p).value or 0  # type: ignore[union-attr]
+    return 0 if threads() == 1 else _gomp_barrier()
+
+
+@cache
+def _gomp_barrier() -> int:
+    libgomp = _libgomp()
+    assert libgomp is not None
+    return ctypes.cast(libgomp.GOMP_barrier, ctypes.c_void_p).value or 0
 
 
 def run(worker: Any, call: ctypes.Structure) -> None:

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.core import EngineCore
+from engine.cpu_decoder import CPUDecoder, load_decoder
 from engine.loading.resolve import ResolvedModel, resolve_model
 from engine.loading.weights import Weights
-from engine.cpu_decoder import CPUDecoder, load_decoder
 from engine.model import Decoder
 from engine.protocol import Allocation, Batching, Control, EngineInfo, Record
 from engine.runner import ModelRunner

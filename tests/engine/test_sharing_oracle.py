@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.core import EngineCore
+from engine.cpu_decoder import load_decoder
 from engine.loading.resolve import ResolvedModel, resolve_model
 from engine.loading.weights import Weights
 from engine.messages import BeamOutput
-from engine.cpu_decoder import load_decoder
 from engine.protocol import Control, EngineInfo, Preempt, Record
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
