@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_a_stage_sees_all_that_the_one_before_wrote(threads: int) -> None:
                 call.ticket = 0
                 out.fill_(torch.nan)
             seconds = program.run()
-            for source, target in zip(tensors, tensors[1:], strict=False):
+            for source, target in pairwise(tensors):
                 assert torch.equal(target, source[permutation])
             assert len(seconds) == 200
             assert (seconds >= 0).all()
@@ -67,7 +68,7 @@ def test_threads_may_become_more_after_it_was_made() -> None:
         program.run()
     finally:
         torch.set_num_threads(before)
-    for source, target in zip(tensors, tensors[1:], strict=False):
+    for source, target in pairwise(tensors):
         assert torch.equal(target, source[permutation])
 
 
