@@ -153,7 +153,7 @@ def test_write_kv_equals_the_reference(dtype, block_size, head_dim):
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_float8_is_written_as_torch_rounds_it(scale):
     """Every float16 there is: ties, subnormals, what is too large, infinities and NaN."""
-    everything = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16).view(64, 16, 64)
+    everything = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16).view(64, 1, 1024)
     tokens = len(everything)
     metadata = AttentionMetadata.build(
         torch.arange(4, dtype=torch.int32)[None],
@@ -163,7 +163,7 @@ def test_float8_is_written_as_torch_rounds_it(scale):
     )
     written = {}
     for backend in ("reference", "triton"):
-        caches = [torch.zeros(4, 16, 16, 64).to(FP8) for _ in range(2)]
+        caches = [torch.zeros(4, 1, 16, 1024).to(FP8) for _ in range(2)]
         write_kv(everything, everything.flip(0), *caches, metadata, key_scale=scale, value_scale=scale, backend=backend)
         written[backend] = torch.stack([as_bytes(cache) for cache in caches])
     nan = written["reference"] & 0x7F == 0x7F
