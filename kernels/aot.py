@@ -62,6 +62,9 @@ SHAPES = {
     "gemma-256-fp8": Shape(8, 4, 256, cache_dtype=FP8, hidden=2304, inner=9216, soft_cap=50.0),
     "one-kv-head": Shape(16, 1, 128),
     "fp32-128": Shape(32, 8, 128, torch.float32),
+    "fp32-fp8": Shape(32, 8, 128, torch.float32, FP8),
+    "fp16-fp8": Shape(32, 8, 128, torch.float16, FP8),
+    "fp32-256": Shape(8, 4, 256, torch.float32, hidden=2304, inner=9216),
 }
 # (context, queries) of every sequence of a step, such that each way to launch is taken: splits and none,
 # chunks of few queries and of many, both kinds together.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.gpu_kernels import Case, check
 from kernels import heuristics
 from kernels.attention import AttentionMetadata, paged_attention, rotate_and_write, write_kv
 from kernels.elementwise import add_norm, silu_mul
@@ -31,8 +32,13 @@ def agrees(case, **changes):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("heads", "dtype"),
-    [((9, 3), torch.float32), ((9, 3), torch.float16), ((2, 2), torch.float32), ((4, 1), torch.float16)]
-    + [((8, 1), torch.float32)],
+    [
+        ((9, 3), torch.float32),
+        ((9, 3), torch.float16),
+        ((2, 2), torch.float32),
+        ((4, 1), torch.float16),
+        ((8, 1), torch.float32),
+    ],
     ids=str,
 )
 def test_a_mixed_batch_equals_the_reference(case_of, options, dtype, heads):
@@ -249,3 +255,15 @@ def test_paged_attention_refuses_scales_without_float8(case_of):
     case = case_of([(20, 1)])
     with pytest.raises(ValueError, match="are for float8_e4m3fn caches"):
         paged_attention(case.query, case.key_cache, case.value_cache, case.metadata, 1.0, key_scale=2.0)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_the_benchmarks_check_passes_and_can_fail(float8, monkeypatch):
+    case = Case(((40, 1), (1, 1), (30, 7), (18, 18)), 4, 2, 32, window=9, soft_cap=5.0, float8=float8)
+    cpu = torch.device("cpu")
+    assert check(case, torch.float32, cpu, seed=5).passed
+    assert check(case, torch.float16, cpu, seed=5).passed
+    from kernels import triton_attention
+
+    monkeypatch.setattr(triton_attention, "LOG2E", 1.45)
+    assert not check(case, torch.float32, cpu, seed=5).passed
