@@ -5,20 +5,23 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cpu_decoder import load_decoder
+from engine.loading.cache import tell
 from engine.loading.config import ModelConfig
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
-from engine.protocol import EngineInfo
+from engine.protocol import EngineInfo, Quantize
+from engine.quantizer import Quantizer
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
-from kernels import attention
+from kernels import attention, cpu_product, cpu_quantized
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -37,7 +40,12 @@ def build_core(config: EngineConfig) -> EngineCore:
     num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
     num_host_blocks = size_swap_space(config, model_config, dtype.itemsize)
     check_memory(config.kv_memory, config.swap_space, device)
-    model = load_decoder(model_config, Weights(resolved.folder, dtype, device), max_model_len)
+    check_quantize(config.quantize, dtype, device)
+    weights = Weights(resolved.folder, dtype, device)
+    quantizer = None if config.quantize == "none" else Quantizer(weights, config.quantize)
+    model = load_decoder(model_config, weights, max_model_len, quantizer)
+    if quantizer is not None:
+        tell(f"paged-engine: --quantize {config.quantize}: {quantizer.told()}")
     attention.warm_up(
         model_config.num_heads,
         model_config.num_kv_heads,
@@ -65,6 +73,7 @@ def build_core(config: EngineConfig) -> EngineCore:
         max_model_len=max_model_len,
         version=importlib.metadata.version("paged-top"),
         num_host_blocks=num_host_blocks,
+        quantize=config.quantize,
     )
     return EngineCore(
         runner=runner,
@@ -159,6 +168,25 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise SettingError(f"--dtype must be auto, bfloat16, float16 or float32, not {name!r}")
     return DTYPES[name]
+
+
+def check_quantize(quantize: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise SettingError unless matrices can be quantized so, and multiplied, on this device."""
+    allowed = get_args(Quantize)
+    if quantize not in allowed:
+        raise SettingError(f"--quantize must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {quantize!r}")
+    if quantize == "none":
+        return
+    if device.type != "cpu":
+        raise SettingError(f"--quantize {quantize} runs on a CPU alone: --device must be cpu, not {device}")
+    if dtype not in cpu_product.KINDS:
+        raise SettingError(f"--quantize {quantize} needs --dtype auto, bfloat16 or float32, not float16")
+    missing = cpu_quantized.missing_features()
+    if missing:
+        raise SettingError(
+            f"--quantize {quantize} needs a processor with AVX512-VNNI, and this one lacks {', '.join(missing)}: "
+            "it must be none"
+        )
 
 
 def _has_bfloat16(device: torch.device) -> bool:

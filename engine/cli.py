@@ -22,6 +22,7 @@ from engine.protocol import (
     Batching,
     Control,
     Preempt,
+    Quantize,
     ReservedFit,
     SchedulingPolicy,
 )
@@ -87,6 +88,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
+    add(
+        "--quantize",
+        choices=get_args(Quantize),
+        default="none",
+        help="matrices in 8 bits, or in 4 as a GGUF file has them, on a CPU (default: %(default)s)",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
     add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
     add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
@@ -331,6 +338,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=arguments.model,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
         device=arguments.device,
         block_size=arguments.block_size,
         kv_memory=arguments.kv_memory,

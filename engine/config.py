@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.protocol import Control
+from engine.protocol import Control, Quantize
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_KV_MEMORY = 512 * 1024 * 1024
@@ -15,6 +15,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"  # auto | bfloat16 | float16 | float32
+    quantize: Quantize = "none"  # of the matrices, on a CPU: see `engine.quantizer`
     device: str = "auto"  # auto | cpu | cuda
     block_size: int = 16
     kv_memory: int = DEFAULT_KV_MEMORY

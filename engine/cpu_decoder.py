@@ -1,8 +1,8 @@
 """The decoder on a CPU: the same models as `engine.model`, with each step one compiled program over all threads.
 
-Weights are packed for `kernels.cpu_product`; norms, rotation, cache write, attention, SiLU and residuals are stages
-between the products, or part of their stores. Like in `engine.model` the residual is float32 whatever the dtype; so
-are queries and keys until they are rotated, and the logits.
+Weights are packed for `kernels.cpu_product`, or in 4 or 8 bits for `kernels.cpu_quantized`; norms, rotation, cache
+write, attention, SiLU and residuals are stages between the products, or part of their stores. Like in `engine.model`
+the residual is float32 whatever the dtype; so are queries and keys until they are rotated, and the logits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,29 @@ from engine.loading.config import ModelConfig
 from engine.loading.weights import Weights
 from engine.model import Decoder
 from engine.protocol import Parts
+from engine.quantizer import Quantizer
 from engine.rope import inverse_frequencies
-from kernels import cpu_product
+from kernels import cpu, cpu_product
 from kernels.attention import AttentionMetadata
 from kernels.cpu_elementwise import padded
 from kernels.cpu_product import PackedWeight, Product
 from kernels.cpu_program import Program
+from kernels.cpu_quantized import is_quantized, worker_for
+from kernels.cpu_quantized_rows import quantize_worker, quantized_rows
 from kernels.cpu_tile import FLOAT32
 
 
 class CPUDecoder:
-    """A loaded model. `max_positions` bounds the positions it will be asked for."""
+    """A loaded model, its matrices in fewer bits if there is a `quantizer`.
+
+    `max_positions` bounds the positions it will be asked for.
+    """
 
     small_step = 0  # threads are woken once a step: no step is too small for all of them
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, max_positions: int, quantizer: Quantizer | None = None
+    ) -> None:
         self.config = config
         self.max_positions = max_positions
         self.dtype = weights.dtype
@@ -41,8 +49,11 @@ class CPUDecoder:
         self.parts: Parts | None = None  # of the last `hidden` and the `logits` after it
         vocabulary = [config.vocab_size, config.hidden_size]
         embedding = weights.get("model.embed_tokens.weight", vocabulary)
-        self._head = cpu_product.pack_linear(
-            embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary)
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self._head = (
+            cpu_product.pack_linear(weights.get(head, vocabulary))
+            if quantizer is None
+            else quantizer.pack([head], vocabulary[:1], config.hidden_size, output_layer=True)
         )
         frequencies, factor = inverse_frequencies(config.rope, config.head_dim)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
@@ -56,8 +67,8 @@ class CPUDecoder:
                 normed_heads=config.qk_norm,
                 dtype=weights.dtype,
             ),
-            _padded(embedding),
-            [_load_layer(config, weights, i) for i in range(config.num_layers)],
+            _padded(embedding).clone(),  # a view would keep the whole file of weights in memory
+            [_load_layer(config, weights, quantizer, i) for i in range(config.num_layers)],
             _padded(weights.get("model.norm.weight", [config.hidden_size]).float()),
             angles.cos() * factor,
             angles.sin() * factor,
@@ -105,6 +116,10 @@ class CPUDecoder:
             return torch.empty(0, self.config.vocab_size)
         if self._logits.shape[0] < rows:
             self._logits = torch.empty(rows, width)
+        stages = []
+        if is_quantized(self._head.kind):
+            hidden, quantization = quantized_rows(hidden, self._head.columns)
+            stages.append((quantize_worker(cpu.KINDS[self.dtype]).address, ctypes.addressof(quantization)))
         call = Product(
             num_rows=rows,
             num_panels=width // cpu_product.PANEL,
@@ -116,15 +131,22 @@ class CPUDecoder:
             out=self._logits.data_ptr(),
             out_row=width * self._logits.element_size(),
         )
-        worker = cpu_product.product_worker(self._head.kind, cpu_product.STORE, FLOAT32)
-        seconds = Program([(worker.address, ctypes.addressof(call))]).run()
+        worker = worker_for(self._head.kind, cpu_product.STORE, FLOAT32)
+        seconds = Program([*stages, (worker.address, ctypes.addressof(call))]).run()
         if self.parts is not None:
-            self.parts = msgspec.structs.replace(self.parts, head=self.parts.head + float(seconds[0]))
+            self.parts = msgspec.structs.replace(self.parts, head=self.parts.head + float(seconds.sum()))
         return self._logits[:rows, : self.config.vocab_size]
 
 
-def load_decoder(config: ModelConfig, weights: Weights, max_positions: int) -> Decoder | CPUDecoder:
-    """The decoder that is fastest where the weights go: compiled steps if this CPU has them for their dtype."""
+def load_decoder(
+    config: ModelConfig, weights: Weights, max_positions: int, quantizer: Quantizer | None = None
+) -> Decoder | CPUDecoder:
+    """The decoder that is fastest where the weights go: compiled steps if this CPU has them for their dtype.
+
+    Quantized matrices take a compiled step; whether this CPU has it is for the caller to know.
+    """
+    if quantizer is not None:
+        return CPUDecoder(config, weights, max_positions, quantizer)
     if weights.device.type == "cpu" and cpu_product.multiplies(weights.dtype):
         return CPUDecoder(config, weights, max_positions)
     return Decoder(config, weights, max_positions)
@@ -136,20 +158,21 @@ def _padded(rows: Tensor) -> Tensor:
     return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
 
-def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
+def _load_layer(config: ModelConfig, weights: Weights, quantizer: Quantizer | None, index: int) -> Layer:
     prefix = f"model.layers.{index}"
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
 
-    def stacked(
-        places: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def linear(
+        places: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool, *, gated: bool = False
+    ) -> PackedWeight:
         names = [f"{prefix}.{place}" for place in places]
-        weight = weights.stacked([f"{name}.weight" for name in names], rows, columns)
-        return weight, weights.stacked([f"{name}.bias" for name in names], rows, None) if has_bias else None
-
-    def linear(places: Sequence[str], rows: Sequence[int], columns: int, has_bias: bool) -> PackedWeight:
-        return cpu_product.pack_linear(*stacked(places, rows, columns, has_bias))
+        matrices = [f"{name}.weight" for name in names]
+        bias = weights.stacked([f"{name}.bias" for name in names], rows, None) if has_bias else None
+        if quantizer is not None:
+            return quantizer.pack(matrices, rows, columns, bias, gated=gated)
+        pack = cpu_product.pack_gated if gated else cpu_product.pack_linear
+        return pack(weights.stacked(matrices, rows, columns), bias)
 
     def vector(place: str, length: int) -> Tensor:
         return _padded(weights.get(f"{prefix}.{place}.weight", [length]).float())
@@ -165,9 +188,7 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         key_norm=key_norm,
         output=linear(["self_attn.o_proj"], [hidden], query_rows, config.output_bias),
         mlp_norm=vector("post_attention_layernorm", hidden),
-        gate_up=cpu_product.pack_gated(
-            *stacked(["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden, config.mlp_bias)
-        ),
+        gate_up=linear(["mlp.gate_proj", "mlp.up_proj"], [inner, inner], hidden, config.mlp_bias, gated=True),
         down=linear(["mlp.down_proj"], [hidden], inner, config.mlp_bias),
         sliding_window=config.sliding_windows[index],
     )

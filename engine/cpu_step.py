@@ -28,12 +28,16 @@ from kernels.cpu_elementwise import (
     rotation_worker,
 )
 from kernels.cpu_kernel import Call
-from kernels.cpu_product import ADD, PANEL, STORE, SWIGLU, PackedWeight, Product, product_worker
+from kernels.cpu_product import ADD, PANEL, STORE, SWIGLU, PackedWeight, Product
 from kernels.cpu_program import Program
+from kernels.cpu_quantized import is_quantized, worker_for
+from kernels.cpu_quantized_rows import Quantization, quantize_worker, row_bytes
 from kernels.cpu_tile import FLOAT32
 
 KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, block_size, head_dim]
 Calls = npt.NDArray[Any]
+Stage = tuple[str, Any, Calls, int]  # the part it belongs to, worker, calls, and which of them
+PRODUCTS = ("qkv", "output", "gate_up", "down")
 PARTS = ("norm", "qkv", "rope", "attention", "output", "gate_up", "down")
 FEWEST_ROWS = 64  # that buffers are made for
 
@@ -94,9 +98,10 @@ class CPUStep:
         self._reserve(max(rows, wanted))
         self._place_caches(caches)
         block_size = caches[0][0].shape[2]
-        for calls in (self._norms, self._products["qkv"], self._rotations):
+        for calls in (self._norms, self._products["qkv"], self._quantizations["qkv"], self._rotations):
             calls["num_rows"] = rows
-        for calls in (self._mlp_norms, *(self._products[name] for name in ("output", "gate_up", "down"))):
+        later = [calls[name] for calls in (self._products, self._quantizations) for name in PRODUCTS[1:]]
+        for calls in (self._mlp_norms, *later):
             calls["num_rows"] = rows
             calls["num_rows"][-1] = wanted  # past its keys and values, the last layer computes only the wanted rows
         self._final["num_rows"] = self._gathers["num_rows"] = wanted
@@ -130,14 +135,16 @@ class CPUStep:
         ):
             calls["vectors"], calls["size"], calls["eps"] = vectors, width, shape.eps
             calls["weight"] = [weight.data_ptr() for weight in weights]
-        self._products = {}
-        for name in ("qkv", "output", "gate_up", "down"):
+        self._products, self._quantizations = {}, {}
+        for name in PRODUCTS:
             calls, packed = _calls(Product, count), [getattr(layer, name) for layer in layers]
             calls["num_panels"] = [len(weight.bias) // PANEL for weight in packed]
             calls["steps"] = [weight.steps for weight in packed]
             calls["weight"] = [weight.weight.data_ptr() for weight in packed]
             calls["bias"] = [weight.bias.data_ptr() for weight in packed]
             self._products[name] = calls
+            self._quantizations[name] = _calls(Quantization, count)
+            self._quantizations[name]["blocks"] = [weight.steps for weight in packed]
         self._rotations = _calls(Rotation, count)
         self._rotations["num_heads"], self._rotations["num_kv_heads"] = shape.num_heads, shape.num_kv_heads
         self._rotations["cos"], self._rotations["sin"] = cos.data_ptr(), sin.data_ptr()
@@ -149,8 +156,8 @@ class CPUStep:
         self._gathers = _calls(Lookup, 2)  # the wanted rows of the residual, and of what was attended
         self._gathers["vectors"] = vectors, padded(shape.num_heads * shape.head_dim) // 16
         self._every = (
-            self._lookup, self._norms, self._mlp_norms, self._final, *self._products.values(), self._rotations,
-            self._attends, self._merges, self._gathers,
+            self._lookup, self._norms, self._mlp_norms, self._final, *self._products.values(),
+            *self._quantizations.values(), self._rotations, self._attends, self._merges, self._gathers,
         )  # fmt: skip
 
     def _reserve(self, rows: int) -> None:
@@ -166,16 +173,17 @@ class CPUStep:
             "qkv": (len(layer.qkv.bias), torch.float32),
             "query": (shape.num_heads * shape.head_dim, dtype),
             "attended": (attended, dtype),
-            "gated": (len(layer.gate_up.bias) // 2, dtype),
+            "gated": (padded_to_panels(len(layer.gate_up.bias) // 2), dtype),
             "wanted_hidden": (width, torch.float32),
             "wanted_attended": (attended, dtype),
             "final": (width, dtype),
+            "quantized": (self._quantized_bytes(), torch.uint8),  # the rows of one product after another
         }
         self._buffers = {}  # the old ones first, so that both are never held
         self._buffers = {name: torch.zeros(rows, columns, dtype=kind) for name, (columns, kind) in sizes.items()}
         self._connect(self._lookup, out="hidden")
         self._connect(self._norms, input="hidden", out="normed")
-        self._connect(self._products["qkv"], input="normed", out="qkv")
+        self._connect_product("qkv", slice(None), "normed", "qkv")
         self._connect(self._rotations, input="qkv", query="query")
         self._connect(self._attends, query="query", out="attended")
         self._attends["query_head"] = self._attends["out_head"] = shape.head_dim * dtype.itemsize
@@ -185,10 +193,10 @@ class CPUStep:
             (slice(None, -1), "hidden", "attended"),
             (slice(-1, None), "wanted_hidden", "wanted_attended"),
         ):
-            self._connect(self._products["output"][layers], input=attended_rows, out=hidden)
+            self._connect_product("output", layers, attended_rows, hidden)
             self._connect(self._mlp_norms[layers], input=hidden, out="normed")
-            self._connect(self._products["gate_up"][layers], input="normed", out="gated")
-            self._connect(self._products["down"][layers], input="gated", out=hidden)
+            self._connect_product("gate_up", layers, "normed", "gated")
+            self._connect_product("down", layers, "gated", hidden)
         self._connect(self._final, input="wanted_hidden", out="final")
 
     def _connect(self, calls: Calls, **places: str) -> None:
@@ -196,6 +204,19 @@ class CPUStep:
         for field, name in places.items():
             buffer = self._buffers[name]
             calls[field], calls[f"{field}_row"] = buffer.data_ptr(), buffer.stride(0) * buffer.element_size()
+
+    def _connect_product(self, name: str, layers: slice, input: str, out: str) -> None:
+        """Connect a product of some layers to its input, through the quantized rows where its weight is quantized."""
+        quantized = np.array([is_quantized(getattr(layer, name).kind) for layer in self._layers[layers]])
+        products = self._products[name][layers]
+        self._connect(products, input=input, out=out)
+        self._connect(self._quantizations[name][layers], input=input, out="quantized")
+        buffer = self._buffers["quantized"]
+        products["input"][quantized], products["input_row"][quantized] = buffer.data_ptr(), buffer.stride(0)
+
+    def _quantized_bytes(self) -> int:
+        weights = [getattr(layer, name) for layer in self._layers for name in PRODUCTS]
+        return max((row_bytes(weight.columns) for weight in weights if is_quantized(weight.kind)), default=0)
 
     def _place_caches(self, caches: Sequence[KVCache]) -> None:
         if caches is self._caches:
@@ -235,14 +256,12 @@ class CPUStep:
             return self._programs[key]
         kind, shape = self._dtype_kind, self.shape
         norm, rotation = norm_worker(kind), rotation_worker(shape.head_dim, kind, int(shape.normed_heads))
-        stages: list[tuple[str, Any, Calls, int]] = [("norm", lookup_worker(kind, FLOAT32), self._lookup, 0)]
+        stages: list[Stage] = [("norm", lookup_worker(kind, FLOAT32), self._lookup, 0)]
         last = len(self._layers) - 1
         for i, work in enumerate(works):
-            stages += [
-                ("norm", norm, self._norms, i),
-                ("qkv", product_worker(kind, STORE, FLOAT32), self._products["qkv"], i),
-                ("rope", rotation, self._rotations, i),
-            ]
+            stages.append(("norm", norm, self._norms, i))
+            stages += self._product("qkv", i, STORE, FLOAT32)
+            stages.append(("rope", rotation, self._rotations, i))
             if i == last and not any_wanted:
                 break
             stages.append(("attention", work.attend, self._attends, i))
@@ -251,18 +270,24 @@ class CPUStep:
             if i == last:
                 stages.append(("output", lookup_worker(FLOAT32, FLOAT32), self._gathers, 0))
                 stages.append(("output", lookup_worker(kind, kind), self._gathers, 1))
-            stages += [
-                ("output", product_worker(kind, ADD, FLOAT32), self._products["output"], i),
-                ("norm", norm, self._mlp_norms, i),
-                ("gate_up", product_worker(kind, SWIGLU, kind), self._products["gate_up"], i),
-                ("down", product_worker(kind, ADD, FLOAT32), self._products["down"], i),
-            ]
+            stages += self._product("output", i, ADD, FLOAT32)
+            stages.append(("norm", norm, self._mlp_norms, i))
+            stages += self._product("gate_up", i, SWIGLU, kind)
+            stages += self._product("down", i, ADD, FLOAT32)
         if any_wanted:
             stages.append(("norm", norm, self._final, 0))
         program = Program([(worker.address, _address(calls, i)) for _, worker, calls, i in stages])
         found = program, np.array([PARTS.index(part) for part, *_ in stages])
         self._programs[key] = found
         return found
+
+    def _product(self, name: str, index: int, mode: int, out_kind: int) -> list[Stage]:
+        """The stages of one layer's product."""
+        kind = getattr(self._layers[index], name).kind
+        product: Stage = (name, worker_for(kind, mode, out_kind), self._products[name], index)
+        if not is_quantized(kind):
+            return [product]
+        return [(name, quantize_worker(self._dtype_kind), self._quantizations[name], index), product]
 
 
 def padded_to_panels(size: int) -> int:

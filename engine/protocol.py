@@ -28,6 +28,7 @@ ReservedFit = Literal["first", "best"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill"]
 Preempt = Literal["recompute", "swap", "auto"]
 PreemptedBy = Literal["recompute", "swap"]
+Quantize = Literal["none", "int8", "q4"]
 WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent"]
 
 
@@ -66,6 +67,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL_VERSION
     started: float = 0.0  # on the engine's clock
     started_unix: float = 0.0  # the same moment as Unix time
+    quantize: Quantize = "none"  # bits of the matrices, where they are fewer than dtype's
 
 
 class Durations(msgspec.Struct, frozen=True):

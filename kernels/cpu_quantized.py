@@ -40,10 +40,21 @@ SOURCES = hashlib.sha256(
 ).hexdigest()
 
 
-def multiplies_quantized() -> bool:
-    """Whether this processor has the byte dot products of AVX512-VNNI."""
+def missing_features() -> list[str]:
+    """What this processor lacks of what the byte dot products take."""
     features = llvmlite.binding.get_host_cpu_features()
-    return all(features.get(name) for name in ("avx512f", "avx512bw", "avx512vnni"))
+    return [name for name in ("avx512f", "avx512bw", "avx512vnni") if not features.get(name)]
+
+
+def is_quantized(kind: int) -> bool:
+    """Whether weights of that kind take quantized rows."""
+    return kind in (INT8, INT4)
+
+
+def worker_for(kind: int, mode: int, out_kind: int) -> Any:
+    """A worker for `Product` with weights of any kind."""
+    make = quantized_product_worker if is_quantized(kind) else cpu_product.product_worker
+    return make(kind, mode, out_kind)
 
 
 def block_bytes(kind: int) -> int:

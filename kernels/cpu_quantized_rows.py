@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from kernels import cpu_elementwise, cpu_tile
 from kernels.compile_cache import compile_worker
@@ -42,6 +44,23 @@ class Quantization(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_int64) for name in ("ticket", "num_rows", "blocks", "input", "input_row", "out", "out_row")
     )
+
+
+def quantized_rows(rows: Tensor, columns: int) -> tuple[Tensor, Quantization]:
+    """Room for `rows` [T, columns] quantized, uint8 [T, row_bytes], and the call that fills it.
+
+    The rows lie in memory with zeros after them, up to whole blocks.
+    """
+    out = torch.empty(rows.shape[0], row_bytes(columns), dtype=torch.uint8)
+    call = Quantization(
+        num_rows=rows.shape[0],
+        blocks=-(-columns // BLOCK),
+        input=rows.data_ptr(),
+        input_row=rows.stride(0) * rows.element_size(),
+        out=out.data_ptr(),
+        out_row=out.stride(0),
+    )
+    return out, call
 
 
 @intrinsic(prefer_literal=True)

@@ -161,6 +161,7 @@ class EngineFigures:
         return {
             "model": engine.model,
             "dtype": engine.dtype,
+            "quantize": engine.quantize,
             "device": engine.device,
             "block_size": engine.block_size,
             "num_blocks": engine.num_blocks,

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from engine.loading.cache import made_once, tell
 from engine.loading.config import SUPPORTED
 from engine.loading.errors import ModelError
+from engine.loading.gguf_blocks import FILE, write_blocks
 
 if TYPE_CHECKING:
     import torch
     from gguf import GGUFReader
 
 # Part of the name of every converted folder: raise it when the conversion changes.
-VERSION = 1
+VERSION = 2
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -39,7 +40,10 @@ def converted(path: Path, name: str | None = None) -> Path:
 
 
 def convert(path: Path, folder: Path) -> None:
-    """Write `path` into `folder`. Raises ModelError for a file that is corrupt or of another family."""
+    """Write `path` into `folder`, quantized matrices both as floats and as they are.
+
+    Raises ModelError for a file that is corrupt or of another family.
+    """
     metadata = _Metadata(path)
     tell(f"paged-engine: converting {path.name}, once (about half a minute)")
     if not sys.stderr.isatty():  # its bars belong on a terminal, not in a log
@@ -60,11 +64,10 @@ def convert(path: Path, folder: Path) -> None:
     tell("paged-engine: writing safetensors")
     dtype = metadata.stored_dtype()
     tied = bool(model.config.tie_word_embeddings)
-    state = {
-        name: tensor.to(dtype).contiguous()
-        for name, tensor in model.state_dict().items()
-        if not (tied and name == "lm_head.weight")
-    }
+    state = {name: tensor for name, tensor in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    heads = {model.config.num_attention_heads, model.config.num_key_value_heads}
+    write_blocks(metadata.reader, metadata.architecture, state, heads, folder / FILE)
+    state = {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = model.config.to_dict()
     config.pop("quantization_config", None)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from engine.loading.config import read_json
 from engine.loading.errors import ModelError
+from engine.loading.gguf_blocks import KINDS, to_blocks
+from kernels.quantized_blocks import BLOCK, Blocks
 
 INDEX = "model.safetensors.index.json"
 
@@ -35,6 +37,11 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether any matrix comes from a GGUF file's blocks of 4 bits."""
+        return any(name.endswith((".q4_0", ".q4_1")) for name in self._files)
+
     def get(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor `name`; ModelError if it is missing or has another shape."""
         opened = self._files.get(name)
@@ -47,6 +54,18 @@ class Weights:
         if not tensor.is_floating_point():
             raise ModelError(f"{self.folder}: tensor {name} holds {tensor.dtype}, not floats")
         return tensor.to(self.device, self.dtype)
+
+    def blocks(self, name: str, shape: Sequence[int]) -> Blocks | None:
+        """The matrix `name` as the quantized blocks of the GGUF file it came from, None if it had none of KINDS."""
+        for kind, size in KINDS.items():
+            opened = self._files.get(f"{name}.{kind}")
+            if opened is not None:
+                raw: Tensor = opened.get_tensor(f"{name}.{kind}")
+                bytes_ = [shape[0], -(-shape[1] // BLOCK) * size]
+                if list(raw.shape) != bytes_ or raw.dtype != torch.uint8:
+                    raise ModelError(f"{self.folder}: tensor {name}.{kind} is not uint8 {bytes_}")
+                return to_blocks(raw, kind, shape[1])
+        return None
 
     def stacked(self, names: Sequence[str], rows: Sequence[int], columns: int | None) -> Tensor:
         """Matrices (vectors if `columns` is None) one below the other, as one."""

@@ -95,9 +95,10 @@ async def load(config: EngineConfig, service: Service, client: CoreClient) -> st
 def _ready_line(service: Service, listener: socket.socket) -> str:
     _, loaded = service.ready()
     info = loaded.info
+    quantized = "" if info.quantize == "none" else f"{info.quantize} weights, "
     return (
         f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
-        f"({info.dtype}, {info.device}, {info.num_blocks:,} blocks of {info.block_size}, "
+        f"({info.dtype}, {quantized}{info.device}, {info.num_blocks:,} blocks of {info.block_size}, "
         f"context {info.max_model_len:,})"
     )
 

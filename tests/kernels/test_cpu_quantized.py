@@ -14,15 +14,15 @@ from kernels import cpu_quantized, thread_pool
 from kernels.cpu_product import ADD, KINDS, STORE, SWIGLU, PackedWeight, Product, interleave_gated
 from kernels.cpu_quantized import (
     TILE_ROWS,
-    multiplies_quantized,
+    missing_features,
     pack_blocks,
     quantized_product_worker,
     unpack_blocks,
 )
-from kernels.cpu_quantized_rows import ROW_BLOCK, Quantization, quantize_worker, row_bytes
+from kernels.cpu_quantized_rows import ROW_BLOCK, quantize_worker, quantized_rows
 from kernels.quantized_blocks import BLOCK, ZERO, quantize
 
-needs_vnni = pytest.mark.skipif(not multiplies_quantized(), reason="this processor has no AVX512-VNNI")
+needs_vnni = pytest.mark.skipif(bool(missing_features()), reason="this processor has no AVX512-VNNI")
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -31,17 +31,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def quantized(rows: Tensor) -> Tensor:
     """The rows [T, K] as the products take them."""
-    count, columns = rows.shape
-    padded = torch.nn.functional.pad(rows, (0, -columns % BLOCK))
-    out = torch.full((count, row_bytes(columns)), 0xAA, dtype=torch.uint8)
-    call = Quantization(
-        num_rows=count,
-        blocks=padded.shape[1] // BLOCK,
-        input=padded.data_ptr(),
-        input_row=padded.stride(0) * padded.element_size(),
-        out=out.data_ptr(),
-        out_row=out.stride(0),
-    )
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % BLOCK))
+    out, call = quantized_rows(padded, rows.shape[1])
     thread_pool.run(quantize_worker(KINDS[rows.dtype]), call)
     return out
 

@@ -23,9 +23,10 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
             [("up ", "dim"), (figures.clock(view.uptime), "text")],
         ]
         engine = view.engine
+        numbers = engine.dtype if engine.quantize == "none" else f"{engine.quantize} in {engine.dtype}"
         about: list[Line] = [
             [(clean(engine.model), "value")],
-            [(engine.dtype, "text")],
+            [(numbers, "text")],
             [(clean(engine.device), "text")],
             [(f"{engine.num_blocks:,} blocks of {engine.block_size}", "text")],
         ]
