@@ -30,7 +30,7 @@ from benchmarks.figures import Rounds
 from benchmarks.messages import Facts, Run, Settings
 from benchmarks.options import Options, parse
 from benchmarks.participants import Participant, PeerError, Serve, Server, Static, Worker
-from benchmarks.results import Results
+from benchmarks.report import Results
 from benchmarks.works import Work, make_work
 
 WARM_REQUESTS, WARM_TOKENS = 64, 8

@@ -24,7 +24,7 @@ from benchmarks.figures import Spread
 from benchmarks.messages import Do, Facts, Settings, StepShape
 from benchmarks.options import PLOTS, check_files
 from benchmarks.participants import PeerError, Worker
-from benchmarks.results import machine, shown, write_svg
+from benchmarks.report import machine, shown, write_svg
 from benchmarks.works import Dice, Work
 from engine.cli import between
 from engine.config import DEFAULT_MODEL

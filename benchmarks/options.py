@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.messages import Settings
-from benchmarks.works import ABOUT, WORKS
+from benchmarks.works import ABOUT, TRACE, WORKS
 from engine.cli import between, number, size
 from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
 from engine.protocol import MAX_BATCHED_TOKENS, Control
@@ -60,6 +60,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             parser.error(f"--server: the name {name!r} is taken; choose another")
         servers[name] = url
     works = _chosen(parser, "--work", arguments.work, WORKS)
+    if "ragged" in works and not TRACE.is_file():
+        parser.error(f"--work: ragged takes its lengths from {TRACE}, which is not there; run it in the source tree")
     only = _chosen(parser, "--only", arguments.only, (*OWN, *servers)) if arguments.only else ()
     if "floor" in only and "offline" not in only:
         parser.error("--only: floor measures the steps that offline ran, so it needs offline too")

@@ -1,4 +1,5 @@
-"""Every command of the README works, in its order and on its model; only the replays are cut to two sessions."""
+"""Every command of the README works, in its order and on its model; replays are cut to two sessions, and benchmarks
+to trials of the model `tiny`."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ COMMANDS = [
 # Set-up is what this test runs in: `make` made it, by these very commands (see the Makefile).
 SET_UP = ("make ", "pip install")
 SERVE = "paged-engine serve"
+TRIALS = {
+    "benchmarks.compare": "--model tiny --scale 0.02 --repeats 1 --only offline,floor,http",
+    "benchmarks.growth": "--model tiny --max-batch 4 --max-context 128 --steps 4",
+}
 pytestmark = pytest.mark.model
 
 
@@ -77,6 +82,8 @@ def test_the_makefile_sets_up_as_the_readme_says():
 def test_a_command_works(command, environment, engine):
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
     command = re.sub(r"--sessions \d+ --speed \d+", "--sessions 2 --speed 200", command)
+    for benchmark, options in TRIALS.items():
+        command = command.replace(f"-m {benchmark}", f"-m {benchmark} {options}")
     command = re.sub(r"--json (\w+\.json)", r"--json $OUT/\1", command)
     done = subprocess.run(command, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
     # curl ends with 28 when its time is up, which is how an endless stream is sampled.
