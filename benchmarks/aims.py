@@ -62,7 +62,7 @@ def aims(
         Aim("shared-prefix", "http / vLLM, output tokens/s", 2.0, "at least", _rates(shared, "http", vllm)),
         Aim("memory", "peak of the engine's processes", allowed / MIB, "at most", memory, "MiB"),
     ]
-    if settings.quantize is not None:
+    if settings.quantize != "none":
         alone = spread(single, "offline", lambda run: None if run.token_seconds is None else run.token_seconds * 1e3)
         found[5:5] = [
             Aim("single", f"offline, {settings.quantize}, time per token", 10.0, "at most", alone, "ms"),

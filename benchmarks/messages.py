@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.works import Work
+from engine.protocol import Quantize
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -14,7 +15,7 @@ class Settings(msgspec.Struct, frozen=True):
     dtype: str
     kv_memory: int
     max_num_batched_tokens: int
-    quantize: str | None = None
+    quantize: Quantize = "none"
     max_num_seqs: int = 64
 
 

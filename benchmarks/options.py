@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 from benchmarks.messages import Settings
 from benchmarks.works import ABOUT, TRACE, WORKS
 from engine.cli import between, number, size
-from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
-from engine.protocol import MAX_BATCHED_TOKENS, Control
+from engine.config import EngineConfig
+from engine.protocol import MAX_BATCHED_TOKENS, Quantize
 
 OWN = ("offline", "floor", "static", "http", "generate", "generate_batch")
 # Where it is worth the time: static batching is compared where lengths differ, and the slowest only on short works.
@@ -65,8 +66,6 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     only = _chosen(parser, "--only", arguments.only, (*OWN, *servers)) if arguments.only else ()
     if "floor" in only and "offline" not in only:
         parser.error("--only: floor measures the steps that offline ran, so it needs offline too")
-    if arguments.quantize is not None and "quantize" not in EngineConfig.__struct_fields__:
-        parser.error("--quantize: this engine has no quantized weights")
     check_files(parser, arguments)
     settings = Settings(
         arguments.model,
@@ -98,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=f"works:\n{about}\n\nparticipants: {', '.join(OWN)}, and each --server",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add, defaults = parser.add_argument, EngineConfig()
     add("--work", default=",".join(WORKS), metavar="A,B", help="works to do, by name (default: all)")
     add("--only", default="", metavar="A,B", help="who takes part (default: who is worth the time for each work)")
     add(
@@ -119,14 +118,19 @@ def make_parser() -> argparse.ArgumentParser:
         default=True,
         help="stream answers over HTTP, as chat clients do (default: yes); without it no times per token",
     )
-    add("--model", default=DEFAULT_MODEL, help="as paged-engine takes it (default: %(default)s)")
+    add("--model", default=defaults.model, help="as paged-engine takes it (default: %(default)s)")
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="default: %(default)s")
-    add("--quantize", metavar="MODE", help="the engine's quantization; its peers keep the whole weights")
-    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="of the engine (default: 512MiB)")
+    add(
+        "--quantize",
+        choices=get_args(Quantize),
+        default=defaults.quantize,
+        help="of the engine's matrices; its peers and the floor keep theirs (default: %(default)s)",
+    )
+    add("--kv-memory", type=size, default=defaults.kv_memory, metavar="SIZE", help="of the engine (default: 512MiB)")
     add(
         "--max-num-batched-tokens",
         type=between(1, MAX_BATCHED_TOKENS),
-        default=Control().max_num_batched_tokens,
+        default=defaults.control.max_num_batched_tokens,
         metavar="N",
         help="tokens in a step of the engine (default: %(default)s)",
     )

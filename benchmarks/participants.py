@@ -224,8 +224,7 @@ def serve_options(settings: Settings) -> list[str]:
     """The same settings as the offline engine has, on the command line."""
     options = ["--model", settings.model, "--dtype", settings.dtype, "--kv-memory", str(settings.kv_memory)]
     options += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
-    options += ["--max-num-seqs", str(settings.max_num_seqs)]
-    return options if settings.quantize is None else [*options, "--quantize", settings.quantize]
+    return [*options, "--max-num-seqs", str(settings.max_num_seqs), "--quantize", settings.quantize]
 
 
 def _die_with_parent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -97,14 +97,12 @@ def add(core: EngineCore, work: Work) -> None:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """The engine's configuration; `quantize` only where it is asked for, as `compare` has checked that there is one."""
-    more: dict[str, Any] = {} if settings.quantize is None else {"quantize": settings.quantize}
     return EngineConfig(
         model=settings.model,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         kv_memory=settings.kv_memory,
         control=Control(max_num_seqs=settings.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens),
-        **more,
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.options import OWN, parse
-from engine.config import EngineConfig
 
 
 def test_everyone_takes_part_where_it_is_worth_the_time():
@@ -39,6 +38,7 @@ def test_only_those_named_take_part_in_their_order():
         (["--scale", "2"], "--scale: must be a number from 0.001 to 1, got '2'"),
         (["--plot", "a.gif"], "--plot: must end with .svg or .txt, got 'a.gif'"),
         (["--json", "/no/such/folder/a.json"], "--json: there is no folder /no/such/folder"),
+        (["--quantize", "int3"], "argument --quantize: invalid choice: 'int3'"),
         (["--kv-memory", "much"], "--kv-memory: must be a size"),
     ],
 )
@@ -47,13 +47,6 @@ def test_a_wrong_option_is_named_with_what_is_allowed(arguments, message, capsys
         parse(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.skipif("quantize" in EngineConfig.__struct_fields__, reason="this engine quantizes")
-def test_quantizing_needs_an_engine_that_can(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--quantize", "int8"])
-    assert "--quantize: this engine has no quantized weights" in capsys.readouterr().err
 
 
 def test_files_are_taken_where_they_can_be_written(tmp_path):
