@@ -47,6 +47,16 @@ def takes(rows: Sequence[PlannedRow]) -> bool:
     return choose_size(len(rows)) is not None and all(row.count == 1 for row in rows)
 
 
+def warm_up_steps(longest: int) -> list[list[tuple[int, int]]]:
+    """(context, queries) of the rows of some steps that between them launch every kernel a model has, each in every way
+    there is: chunks of few queries and of many, decodes beside them with splits and without, decodes alone.
+
+    `longest` bounds the contexts. Without such steps the first request to need a kernel would wait for its compiler.
+    """
+    few, many = min(2, longest), min(512, longest)
+    return [[(longest, few), (longest, 1)], [(longest, many), (1, 1)], [(longest, 1)]]
+
+
 def pad(token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, size: int) -> Batch:
     """A step of one token a row as a batch of `size`."""
 

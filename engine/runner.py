@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.cpu_decoder import CPUDecoder
-from engine.cuda_graphs import DecodeGraphs, capture_on_gpu, takes
+from engine.cuda_graphs import DecodeGraphs, capture_on_gpu, takes, warm_up_steps
 from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow, StepPlan, StepResult
 from engine.prompt_scores import score_prompts
@@ -92,7 +92,12 @@ class ModelRunner:
         return time.perf_counter() - begun
 
     def centre_logits(self) -> None:
-        """Before the first step: learn where the best logits lie, from some tokens of all the vocabulary."""
+        """Before the first step: learn where the best logits lie, from some tokens of all the vocabulary.
+
+        On a GPU every kernel is compiled first.
+        """
+        if self.graphs is not None:
+            self.compile_kernels()
         count = min(64, self.caches[0][0].shape[0] * self.block_size, self.model.max_positions)
         stride = max(1, self.model.config.vocab_size // count)
         tokens = [i * stride % self.model.config.vocab_size for i in range(count)]
@@ -105,6 +110,17 @@ class ModelRunner:
         logits = self.model.forward(token_ids.to(device), positions.to(device), metadata, self.caches, every)
         if isinstance(self.model, Decoder):
             self.model.head.centre(float(logits.max(dim=-1).values.mean()))
+
+    def compile_kernels(self) -> None:
+        """Run steps of every kind once, over whatever the first block holds; they write no slot."""
+        slots = self.caches[0][0].shape[0] * self.block_size
+        for step in warm_up_steps(min(self.model.max_positions, slots)):
+            rows = []
+            for i, (context, queries) in enumerate(step):
+                table = [0] * -(-context // self.block_size)
+                request = FixedRequest(str(i), [0] * context, 1, table, SamplingParams(max_tokens=1))
+                rows.append(PlannedRow(request, "held", context - queries, queries, True))
+            self.run(StepPlan(tuple(rows)))
 
 
 def _draws(sampling: list[PlannedRow], logits: torch.Tensor) -> tuple[list[PlannedRow], torch.Tensor]:

@@ -31,7 +31,8 @@ class Target:
 
     @property
     def hopper(self) -> bool:
-        return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
+        """Whether this is a data centre's card from Hopper on: with larger shared memory than others, and wgmma."""
+        return self.backend == "cuda" and isinstance(self.arch, int) and 90 <= self.arch < 120
 
     @property
     def converts_fp8(self) -> bool:

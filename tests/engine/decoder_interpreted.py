@@ -12,7 +12,7 @@ from engine.loading.config import read_config
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder, layer_caches
-from engine.plan import FixedRequest, PlannedRow
+from engine.plan import FixedRequest, PlannedRow, StepPlan
 from engine.runner import ModelRunner, flatten
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -127,9 +127,31 @@ def test_graphs_refuse_more_rows_than_they_hold(folder, monkeypatch):
         graphs.hidden(tokens, positions, metadata)
 
 
-def test_a_runner_with_graphs_draws_the_same_tokens(monkeypatch):
-    from engine.plan import StepPlan
+@pytest.mark.parametrize("folder", ["mistral-sliding"], indirect=True)
+def test_warming_up_compiles_all_that_steps_need_and_changes_nothing(folder, monkeypatch):
+    from kernels import launch, triton_attention, triton_elementwise
 
+    launched = set()
+
+    def watched(kernel, grid, *arguments, warps=4, stages=2, **constants):
+        launched.add((kernel.fn.__name__, warps, stages, *sorted(constants.items())))
+        launch.launch(kernel, grid, *arguments, warps=warps, stages=stages, **constants)
+
+    for module in (triton_attention, triton_elementwise):
+        monkeypatch.setattr(module, "launch", watched)
+    monkeypatch.setattr(triton_attention, "target_of", lambda _: launch.H200)
+    runner = ModelRunner(decoder(folder, "triton", monkeypatch), Sampler(frozenset()), 64, BLOCK_SIZE)
+    runner.graphs = DecodeGraphs(runner.model, runner.caches, Replayed())
+    before = runner.blocks.clone()
+    runner.compile_kernels()
+    assert torch.equal(runner.blocks, before)
+    warm = set(launched)
+    for rows in STEPS:
+        runner.run(StepPlan(tuple(rows)))
+    assert launched == warm
+
+
+def test_a_runner_with_graphs_draws_the_same_tokens(monkeypatch):
     resolved = resolve_model("tiny")
     drawn = []
     for with_graphs in (False, True):

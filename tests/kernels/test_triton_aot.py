@@ -38,10 +38,11 @@ def test_compiles_without_spills(target, specialization):
     assert report.registers <= (512 if target.backend == "hip" else 255)
     if target.backend == "hip":
         assert report.shared <= 64 * 1024
-    elif "decode" in specialization.kernel:
-        assert report.programs >= 2  # bytes on their way, while one merges its softmax
-    else:
-        assert report.programs >= 1
+    elif target == A100:
+        assert report.shared <= 99 * 1024  # what smaller cards have, which get the same tiles
+    if target.backend == "cuda":
+        # of decode more than one, whose bytes are on their way while another is at its softmax
+        assert report.programs >= (2 if "decode" in specialization.kernel else 1)
 
 
 def keys(shape, target=H200, steps=None):
