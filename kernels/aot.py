@@ -8,13 +8,11 @@ divisible by 16, aligned pointers), so that it is what a GPU would be given.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import io
-import os
 import re
+import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +94,7 @@ class Specialization:
 
 @dataclass(frozen=True)
 class Report:
-    """What an assembler tells of a kernel; spills in bytes (CUDA) or registers (HIP)."""
+    """What an assembler tells of a kernel; spills in bytes of a thread's stack (CUDA) or registers (HIP)."""
 
     registers: int
     spills: int
@@ -196,18 +194,28 @@ def compile_one(wanted: Specialization, target: Target) -> Report:
         attrs={(i,): [["tt.divisibility", 16]] for i in wanted.divisible},
     )
     options = {"num_warps": wanted.warps, "num_stages": wanted.stages}
-    with _fresh_cache(), contextlib.redirect_stdout(io.StringIO()) as log:
-        compiled = triton.compile(source, target=_gpu(target), options=options)
+    compiled = triton.compile(source, target=_gpu(target), options=options)
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", text)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", text)
         return Report(registers, spills, compiled.metadata.shared, None)
-    text = log.getvalue()
-    registers, shared = _number(r"Used (\d+) registers", text), compiled.metadata.shared
-    spills = _number(r"(\d+) bytes spill stores", text) + _number(r"(\d+) bytes spill loads", text)
+    text = _resource_usage(compiled.asm["cubin"])
+    registers, shared = _number(r"REG:(\d+)", text), compiled.metadata.shared
+    spills = _number(r"STACK:(\d+)", text) + _number(r"LOCAL:(\d+)", text)
     assert isinstance(target.arch, int)
     return Report(registers, spills, shared, _fitting(target.arch, registers, 32 * wanted.warps, shared))
+
+
+def _resource_usage(cubin: bytes) -> str:
+    """What the assembler wrote into its result, told by the tool that comes with Triton."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        return subprocess.run(tool, check=True, capture_output=True, text=True).stdout
 
 
 def _fitting(arch: int, registers: int, threads: int, shared: int) -> int | None:
@@ -230,22 +238,6 @@ def _gpu(target: Target) -> Any:
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget(target.backend, target.arch, target.warp_size)
-
-
-@contextlib.contextmanager
-def _fresh_cache() -> Iterator[None]:
-    """The assembler only reports when it runs, so nothing may come from Triton's cache."""
-    before = {name: os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TRITON_DUMP_PTXAS_LOG")}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(TRITON_CACHE_DIR=folder, TRITON_DUMP_PTXAS_LOG="1")
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 def main() -> None:

@@ -36,12 +36,13 @@ def padded_head(head_dim: int) -> int:
     return max(TILE_ROWS, power_of_two(head_dim))
 
 
-def decode_tiles(target: Target, head_dim: int, group: int, element_size: int) -> Tiles:
-    """For one query of each of a group's heads. `element_size` is the query's, in bytes: what products are made of."""
+def decode_tiles(target: Target, head_dim: int, group: int, element_size: int, cache_size: int) -> Tiles:
+    """For one query of each of a group's heads. `element_size` is the query's, in bytes, which products are made of;
+    `cache_size` a cached element's."""
     width = padded_head(head_dim)
     rows = max(TILE_ROWS, power_of_two(group))
     if element_size == 4:  # products run on plain units, whose operands all lie in registers
-        return Tiles(rows, 16 if width >= 128 else 32, 4, 2)
+        return Tiles(rows, 16 if width >= 128 else 32, 4, 2 if cache_size > 1 else 1)
     keys = 64 if width <= 128 else 32
     if rows > 32:
         keys = min(keys, 32)
@@ -51,13 +52,13 @@ def decode_tiles(target: Target, head_dim: int, group: int, element_size: int) -
 
 
 def prefill_tiles(target: Target, head_dim: int, group: int, element_size: int, cache_size: int, queries: int) -> Tiles:
-    """For chunks of which the longest has this many `queries`; `cache_size` is a cached element's, in bytes."""
+    """For chunks of which the longest has this many `queries`; sizes as in `decode_tiles`."""
     width = padded_head(head_dim)
     least = max(TILE_ROWS, power_of_two(group))
     if element_size == 4:
         return Tiles(least, 16 if width >= 128 else 32, 4, 1)
     if queries * group <= 32 and least <= 32:
-        return Tiles(32, 64 if width <= 128 else 32, 4, 3)
+        return Tiles(32, 64 if width <= 128 and cache_size > 1 else 32, 4, 3)
     if target.hopper:
         if width <= 128:
             return Tiles(max(least, 128), 64, 8, 3)

@@ -60,11 +60,11 @@ def paged_attention(
     window = sliding_window or 0
     tables = metadata.block_tables
     strides = (*query.stride()[:2], *out.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3])
+    sizes = query.element_size(), key_cache.element_size()
     counts = np.diff(metadata.host_query_starts)
 
     longest_chunk = int(counts.max(initial=0))
     if longest_chunk > 1:
-        sizes = query.element_size(), key_cache.element_size()
         tiles = heuristics.prefill_tiles(target, head_dim, group, *sizes, longest_chunk)
         chunks = _chunk_tiles(metadata, counts, tiles.rows // group, query.device)
         launch(
@@ -75,7 +75,7 @@ def paged_attention(
         )  # fmt: skip
     sequences, longest = _decodes(metadata, counts, query.device)
     if len(sequences):
-        tiles = heuristics.decode_tiles(target, head_dim, group, query.element_size())
+        tiles = heuristics.decode_tiles(target, head_dim, group, *sizes)
         keys = min(longest, window or longest)
         splits = heuristics.choose_splits(target, len(sequences) * num_kv_heads, keys, tiles.keys)
         places = len(sequences) * query.shape[1] * splits if splits > 1 else 1
