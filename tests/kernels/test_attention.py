@@ -5,6 +5,7 @@ import torch
 
 import kernels.attention as attention
 from kernels.attention import AttentionMetadata, choose_backend, paged_attention, warm_up, write_kv
+from kernels.fp8 import quantize
 
 CPU = torch.device("cpu")
 
@@ -46,6 +47,8 @@ def test_falls_back_to_the_reference_where_numba_does_not_load(monkeypatch):
         ({"query": torch.zeros(1, 9, 32)}, ValueError, r"query must be \[T, Hq, 64\]"),
         ({"query": torch.zeros(2, 9, 64)}, ValueError, "query has 2 rows, the metadata 1"),
         ({"query": torch.zeros(1, 9, 64).half()}, TypeError, "must share bfloat16, float16 or float32"),
+        ({"key_scale": 0.5}, ValueError, "are for float8_e4m3fn caches; with torch.float32 they must be 1"),
+        ({"value_scale": float("nan")}, ValueError, "value_scale must be a finite number above 0, got nan"),
         ({"value_cache": torch.zeros(9, 3, 16, 64)}, ValueError, "key_cache and value_cache must both be"),
         ({"sliding_window": 0}, ValueError, "sliding_window must be at least 1"),
         ({"soft_cap": 0.0}, ValueError, "soft_cap must be above 0"),
@@ -106,6 +109,18 @@ def test_write_kv_refuses_what_does_not_fit(case_of):
         write_kv(good, torch.zeros(2, 3, 64), case.key_cache, case.value_cache, case.metadata)
     with pytest.raises(TypeError, match="must share one dtype"):
         write_kv(good, good.half(), case.key_cache, case.value_cache, case.metadata)
+
+
+def test_float8_caches_are_for_other_backends_than_the_cpus(case_of):
+    case = case_of([(20, 1)])
+    case.key_cache, case.value_cache = (quantize(cache, 1.0) for cache in (case.key_cache, case.value_cache))
+    new = torch.zeros(1, 3, 64)
+    with pytest.raises(TypeError, match="the cpu backend has no float8 caches; the reference and triton backends do"):
+        case.attend("cpu")
+    with pytest.raises(TypeError, match="the cpu backend has no float8 caches"):
+        write_kv(new, new, case.key_cache, case.value_cache, case.metadata, backend="cpu")
+    with pytest.raises(ValueError, match="key_scale must be a finite number above 0, got 0"):
+        case.attend("reference", key_scale=0)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

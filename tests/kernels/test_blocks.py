@@ -26,12 +26,14 @@ def expected(source: torch.Tensor, target: torch.Tensor, pairs: list[tuple[int, 
 
 
 @pytest.mark.parametrize("copy", [copy_blocks, copy_staged])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("one", "other"), [("layer", "block"), ("block", "layer"), ("layer", "layer")])
 def test_blocks_go_from_pool_to_pool_and_nothing_else_changes(copy, dtype, one, other):
     source, target = pool(9, one, dtype), pool(6, other, dtype)
     pairs = [(8, 0), (2, 5), (2, 1), (0, 3)]
     wanted, before = expected(source, target, pairs), source.clone()
+    if dtype == torch.float8_e4m3fn:  # torch compares and indexes few of its tensors
+        source, target, wanted, before = (x.view(torch.uint8) for x in (source, target, wanted, before))
     copy(source, target, pairs)
     assert torch.equal(target, wanted)
     assert torch.equal(source, before)

@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.attention import AttentionMetadata, write_kv
+from kernels.fp8 import FP8, FP8_MAX, quantize
+
 MIXED = [(1, 1), (37, 1), (16, 16), (45, 7), (33, 33), (5, 0), (130, 2)]
 
 
@@ -23,3 +26,32 @@ def test_rounds_once_for_narrow_types(case_of, dtype, tolerance):
 
 def test_an_empty_step_returns_nothing(case_of):
     assert case_of([]).attend("reference").shape == (0, 9, 64)
+
+
+def test_float8_caches_stand_for_their_values_times_a_scale(case_of):
+    case = case_of(MIXED)
+    exact = case.dense()
+    scales = {"key_scale": 0.01, "value_scale": 0.02}
+    for name in ("key", "value"):
+        scale = scales[f"{name}_scale"]
+        setattr(case, f"{name}_cache", quantize(getattr(case, f"{name}_cache"), scale))
+        dense = [quantize(one, scale).float() * scale for one in getattr(case, f"{name}s")]
+        setattr(case, f"{name}s", dense)
+    found = case.attend("reference", **scales).double()
+    torch.testing.assert_close(found, case.dense(), atol=2e-6, rtol=2e-6)
+    assert (found - exact).norm() < 0.06 * exact.norm()  # three bits of mantissa
+
+
+def test_float8_is_written_divided_clamped_and_rounded():
+    metadata = AttentionMetadata.build(
+        torch.zeros(1, 1, dtype=torch.int32),
+        *(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [1])),
+        torch.tensor([1]),
+    )
+    key_cache, value_cache = (torch.zeros(1, 1, 2, 4).to(FP8) for _ in range(2))
+    key = torch.tensor([[[1.0, -3.14, 1e6, float("nan")]]])
+    write_kv(key, key * 2, key_cache, value_cache, metadata, key_scale=0.5, value_scale=2.0, backend="reference")
+    assert key_cache[0, 0, 1].float().tolist()[:3] == [2.0, -6.5, FP8_MAX]
+    assert value_cache[0, 0, 1].float().tolist()[:3] == [1.0, -3.25, FP8_MAX]
+    assert key_cache[0, 0, 1].float().isnan().tolist() == [False, False, False, True]
+    assert not key_cache[0, 0, 0].float().any()
