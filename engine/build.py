@@ -41,11 +41,11 @@ def build_core(config: EngineConfig) -> EngineCore:
     num_host_blocks = size_swap_space(config, model_config, dtype.itemsize)
     check_memory(config.kv_memory, config.swap_space, device)
     check_quantize(config.quantize, dtype, device)
-    weights = Weights(resolved.folder, dtype, device)
-    quantizer = None if config.quantize == "none" else Quantizer(weights, config.quantize)
-    model = load_decoder(model_config, weights, max_model_len, quantizer)
-    if quantizer is not None:
-        tell(f"paged-engine: --quantize {config.quantize}: {quantizer.told()}")
+    with Weights(resolved.folder, dtype, device) as weights:
+        quantizer = None if config.quantize == "none" else Quantizer(weights, config.quantize)
+        model = load_decoder(model_config, weights, max_model_len, quantizer)
+        if quantizer is not None:
+            tell(f"paged-engine: --quantize {config.quantize}: {quantizer.told()}")
     attention.warm_up(
         model_config.num_heads,
         model_config.num_kv_heads,

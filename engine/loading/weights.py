@@ -19,7 +19,10 @@ INDEX = "model.safetensors.index.json"
 
 
 class Weights:
-    """A checkpoint's tensors, read one at a time and cast to `dtype` on `device`."""
+    """A checkpoint's tensors, read one at a time and cast to `dtype` on `device`.
+
+    The files stay mapped until `close`, or the end of a `with`: what was read of them counts as this process's memory.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.folder = folder
@@ -33,6 +36,16 @@ class Weights:
                 raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 self._files[name] = opened
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files.clear()
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.protocol import Control
 from engine.sampling_params import SamplingParams
+from kernels import cpu_product
 
 TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, float32
@@ -134,3 +136,10 @@ def test_a_built_engine_tells_what_it_is_and_serves(dtype: str) -> None:
         outputs, _ = core.step()
         tokens += sum(output.token_id is not None for output in outputs)
     assert tokens == 20
+
+
+@pytest.mark.skipif(not cpu_product.multiplies(torch.float32), reason="without packed weights the file's own are used")
+def test_the_file_of_weights_is_let_go_of() -> None:
+    core = build_core(TINY)
+    assert ".safetensors" not in Path("/proc/self/maps").read_text()
+    del core
