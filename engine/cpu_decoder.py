@@ -67,7 +67,7 @@ class CPUDecoder:
                 normed_heads=config.qk_norm,
                 dtype=weights.dtype,
             ),
-            _padded(embedding).clone(),  # a view would keep the whole file of weights in memory
+            _padded(embedding),
             [_load_layer(config, weights, quantizer, i) for i in range(config.num_layers)],
             _padded(weights.get("model.norm.weight", [config.hidden_size]).float()),
             angles.cos() * factor,
@@ -153,9 +153,10 @@ def load_decoder(
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Zeros after the last dimension, up to whole vectors."""
-    missing = padded(rows.shape[-1]) - rows.shape[-1]
-    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+    """A copy with zeros after the last dimension, up to whole vectors; a view would keep the file of weights mapped."""
+    copy = rows.new_zeros(*rows.shape[:-1], padded(rows.shape[-1]))
+    copy[..., : rows.shape[-1]] = rows
+    return copy
 
 
 def _load_layer(config: ModelConfig, weights: Weights, quantizer: Quantizer | None, index: int) -> Layer:
