@@ -17,6 +17,7 @@ with a short piece of each work first. Prompts are random and new in each round.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -32,6 +33,7 @@ from benchmarks.options import Options, parse
 from benchmarks.participants import Participant, PeerError, Serve, Server, Static, Worker
 from benchmarks.report import Results
 from benchmarks.works import Work, make_work
+from engine.threads import physical_cores
 
 WARM_REQUESTS, WARM_TOKENS = 64, 8
 ROUND_TIMEOUT = 3600.0  # seconds that one participant may take for one work
@@ -191,9 +193,17 @@ async def compare(options: Options, progress: Progress, results: Results) -> Non
         await comparison.stop()
 
 
+def tell_if_busy(console: Console) -> None:
+    """Figures of a machine that does other work too are worth little: threads that wait for each other wait long."""
+    load, cores = os.getloadavg()[0], physical_cores()
+    if load > 0.5 * cores:
+        console.print(f"this machine is busy (load {load:.1f}, {cores} cores): ratios will be off", highlight=False)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     console = Console(stderr=True)
+    tell_if_busy(console)
     results = Results(options)
     code = 0
     try:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.compare import Progress, facts_of
+from benchmarks.compare import Progress, facts_of, tell_if_busy
 from benchmarks.figures import Spread
 from benchmarks.messages import Do, Facts, Settings, StepShape
 from benchmarks.options import PLOTS, check_files
@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     check_files(parser, arguments)
     growth, errors, console = Growth([], []), Console(stderr=True), Console()
+    tell_if_busy(errors)
     code = 0
     try:
         with Progress(errors) as progress:

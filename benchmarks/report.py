@@ -99,7 +99,7 @@ class Results:
         }
 
     def _table(self, work: str, rounds: Rounds) -> Table:
-        alone = spread(rounds, "offline", token_seconds) is not None
+        alone = any(spread(rounds, name, token_seconds) for name in names_in(rounds))
         title = f"{work}, {len(rounds)} round{'s' * (len(rounds) != 1)}: median (least..most), output tokens/s"
         table = Table(title=title, title_justify="left")
         table.add_column("", no_wrap=True)
