@@ -28,7 +28,7 @@ class Quantizer:
     """Quantizes one model's matrices, and counts what became of them."""
 
     def __init__(self, weights: Weights, mode: str) -> None:
-        self._weights = Weights(weights.folder, torch.float32, weights.device)  # as stored, not rounded before
+        self._weights = weights
         self._mode = mode
         self._counts: Counter[tuple[int, bool]] = Counter()  # by bits, and whether kept as they were
 
@@ -77,7 +77,7 @@ class Quantizer:
 
     def _quantize(self, name: str, shape: tuple[int, int], blocks: Blocks | None, bits: int) -> Blocks:
         # A file's own blocks say more than the floats that were rounded from them.
-        weight = self._weights.get(name, shape) if blocks is None else blocks.weight()
+        weight = self._weights.get(name, shape, torch.float32) if blocks is None else blocks.weight()
         try:
             return quantize(weight, bits)
         except ValueError as error:

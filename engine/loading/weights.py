@@ -55,8 +55,8 @@ class Weights:
         """Whether any matrix comes from a GGUF file's blocks of 4 bits."""
         return any(name.endswith((".q4_0", ".q4_1")) for name in self._files)
 
-    def get(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor `name`; ModelError if it is missing or has another shape."""
+    def get(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`, in `dtype` if it is to be another; ModelError if it is missing or has another shape."""
         opened = self._files.get(name)
         if opened is None:
             raise ModelError(f"{self.folder}: tensor {name} is missing")
@@ -66,7 +66,7 @@ class Weights:
         tensor: Tensor = opened.get_tensor(name)
         if not tensor.is_floating_point():
             raise ModelError(f"{self.folder}: tensor {name} holds {tensor.dtype}, not floats")
-        return tensor.to(self.device, self.dtype)
+        return tensor.to(self.device, dtype or self.dtype)
 
     def blocks(self, name: str, shape: Sequence[int]) -> Blocks | None:
         """The matrix `name` as the quantized blocks of the GGUF file it came from, None if it had none of KINDS."""

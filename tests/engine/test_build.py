@@ -10,7 +10,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.build import SettingError, build_core, choose_device, choose_dtype, size_pool, size_swap_space
+from engine.build import (
+    SettingError,
+    build_core,
+    check_quantize,
+    choose_device,
+    choose_dtype,
+    size_pool,
+    size_swap_space,
+)
 from engine.config import EngineConfig
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
@@ -57,6 +65,12 @@ def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     [
         ({"model": "gpt5"}, ModelError, "unknown model 'gpt5'"),
         ({"dtype": "int8"}, SettingError, "--dtype must be auto, bfloat16, float16 or float32, not 'int8'"),
+        ({"quantize": "int4"}, SettingError, "--quantize must be none, int8 or q4, not 'int4'"),
+        (
+            {"quantize": "q4", "dtype": "float16"},
+            SettingError,
+            "--quantize q4 needs --dtype auto, bfloat16 or float32, not float16",
+        ),
         ({"device": "tpu"}, SettingError, "--device must be auto, cpu or cuda, not 'tpu'"),
         ({"kv_memory": 1 << 50}, SettingError, "--kv-memory 1,125,899,906,842,624 bytes is more than the .* of cpu"),
         (
@@ -99,6 +113,17 @@ def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(SettingError, match="--device cuda: this torch sees no GPU"):
         choose_device("cuda")
+
+
+def test_quantized_weights_are_refused_where_they_cannot_be_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="--quantize int8 runs on a CPU alone: --device must be cpu, not cuda"):
+        check_quantize("int8", torch.bfloat16, torch.device("cuda"))
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx512f": True, "avx512bw": True})
+    with pytest.raises(
+        SettingError, match=r"--quantize q4 needs .* AVX512-VNNI, and this one lacks avx512vnni: it must"
+    ):
+        check_quantize("q4", torch.bfloat16, torch.device("cpu"))
+    check_quantize("none", torch.float16, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("flags", "dtype"), [("fma avx512_bf16", torch.bfloat16), ("fma", torch.float32)])

@@ -65,6 +65,7 @@ def test_bad_sizes(text: str) -> None:
         (["--port", "70000"], ["--port", "0 to 65535", "70000"]),
         (["--port", "http"], ["--port", "whole number"]),
         (["--dtype", "int8"], ["--dtype", "bfloat16"]),
+        (["--quantize", "int4"], ["--quantize", "none", "int8", "q4"]),
         (["--batching", "magic"], ["--batching", "continuous"]),
         (["--kv-memory", "lots"], ["--kv-memory", "512MiB"]),
         (["--block-size", "0"], ["--block-size", "1 to 1024"]),
@@ -93,6 +94,7 @@ def test_bad_flags(arguments: list[str], words: list[str]) -> None:
     [
         ("PAGED_ENGINE_PORT", "abc", "whole number"),
         ("PAGED_ENGINE_DTYPE", "int8", "bfloat16"),
+        ("PAGED_ENGINE_QUANTIZE", "gguf", "q4"),
         ("PAGED_ENGINE_KV_MEMORY", "x", "512MiB"),
         ("PAGED_ENGINE_NO_PREFIX_CACHE", "maybe", "1 or 0"),
         ("PAGED_ENGINE_SERVED_MODEL_NAME", "a \udcff", "UTF-8"),

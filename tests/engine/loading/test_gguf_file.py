@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,16 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, tokenizer_kind: str = "smollm", dtype: Any = np.float32, rope: str | None = None
+    path: Path,
+    tokenizer_kind: str = "smollm",
+    dtype: Any = np.float32,
+    rope: str | None = None,
+    formats: Mapping[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The model `tiny` as a GGUF file with the tokenizer `tokenizer_kind`; returns its weights."""
+    """The model `tiny` as a GGUF file with the tokenizer `tokenizer_kind`; returns its weights.
+
+    `formats` names ggml's format of the matrices whose GGUF names end so.
+    """
     folder = resolve_model("tiny").folder
     weights = load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, "llama")
@@ -89,7 +97,13 @@ def write_gguf(
         array = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:
             array = interleaved(array, HEADS if "q_proj" in name else KV_HEADS)
-        writer.add_tensor(gguf_name(name), array.astype(dtype if array.ndim > 1 else np.float32))
+        stored = gguf_name(name)
+        chosen = next((kind for end, kind in (formats or {}).items() if stored.endswith(f"{end}.weight")), None)
+        if chosen is not None:
+            kind = gguf.GGMLQuantizationType[chosen]
+            writer.add_tensor(stored, gguf.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(stored, array.astype(dtype if array.ndim > 1 else np.float32))
     if rope == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(4.0)
