@@ -46,18 +46,6 @@ def threads() -> int:
     return torch.get_num_threads() if _gomp_parallel() is not None else 1
 
 
-def barrier_address() -> int:
-    """Where the threads of one region wait for each other; 0 if a worker runs on one thread alone."""
-    return 0 if threads() == 1 else _gomp_barrier()
-
-
-@cache
-def _gomp_barrier() -> int:
-    libgomp = _libgomp()
-    assert libgomp is not None
-    return ctypes.cast(libgomp.GOMP_barrier, ctypes.c_void_p).value or 0
-
-
 def run(worker: Any, call: ctypes.Structure) -> None:
     """Run a worker (a numba cfunc of one address) on `call`, on every thread of the pool."""
     count = threads()
