@@ -21,7 +21,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from kernels import cpu_product, cpu_quantized_rows, cpu_tile
+from kernels import cpu_product, cpu_quantized_rows, cpu_tile, thread_pool
 from kernels.compile_cache import compile_worker
 from kernels.cpu_elementwise import offsets
 from kernels.cpu_product import LANES, PANEL, SWIGLU, PackedWeight, Product, pack_bias, padded_outputs
@@ -33,6 +33,8 @@ INT8, INT4 = 8, 4  # kinds of packed weights, beside those of `kernels.cpu_tile`
 QUADS = BLOCK // 4  # of a block: four bytes that one lane multiplies at once
 TILE_ROWS = 6  # rows multiplied at once: 12 sums of whole numbers and 12 of float32 fill 24 vector registers
 CHUNK_ROWS = 32 * TILE_ROWS
+# A product of few rows waits for memory, which is fastest where a thread reads on: its pieces are several panels long.
+PIECE_BYTES = 64 * 1024
 HALVES = PANEL * 2  # bytes of a panel's float16 scales
 
 SOURCES = hashlib.sha256(
@@ -219,14 +221,14 @@ def multiply_quantized_rows(
 
 @cache
 def quantized_product_worker(kind: int, mode: int, out_kind: int) -> Any:
-    """A worker for `Product` whose `input` is quantized rows and `steps` blocks."""
+    """A worker for `Product` whose `input` is quantized rows and `steps` blocks; pieces are panels times rows."""
     at = offsets(Product)
     at_rows, at_panels, at_steps, at_input, at_input_row, at_weight, at_bias, at_out, at_out_row = (
         at[name]
         for name in ("num_rows", "num_panels", "steps", "input", "input_row", "weight", "bias", "out", "out_row")
     )
     out_bytes = (1 if mode == SWIGLU else 2) * LANES * ITEM_SIZES[out_kind]
-    step_bytes = block_bytes(kind)
+    step_bytes, threads = block_bytes(kind), thread_pool.threads()
     stamp = SOURCES
 
     def quantized_product(call: int) -> None:
@@ -235,23 +237,38 @@ def quantized_product_worker(kind: int, mode: int, out_kind: int) -> Any:
         input, input_row = load_int64(call + at_input), load_int64(call + at_input_row)
         weight, bias = load_int64(call + at_weight), load_int64(call + at_bias)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
-        chunks = -(-rows // CHUNK_ROWS)
-        pieces = panels * chunks
+        panel_bytes = steps * step_bytes
+        chunks, groups = -(-rows // CHUNK_ROWS), panels
+        if rows <= TILE_ROWS:
+            wanted = panels * panel_bytes // PIECE_BYTES // threads * threads
+            groups = min(panels, max(wanted, 4 * threads))
+        pieces = groups * chunks
         while True:
             piece = take_ticket(call)
             if piece >= pieces:
                 break
-            chunk, panel = divmod(piece, panels)
-            row, end = rows * chunk // chunks, rows * (chunk + 1) // chunks
-            tiles = -(-(end - row) // TILE_ROWS)
-            panel_weight, panel_bias = weight + panel * steps * step_bytes, bias + panel * 128
-            while row < end:
-                height = -(-(end - row) // tiles)
+            chunk, group = divmod(piece, groups)
+            for panel in range(panels * group // groups, panels * (group + 1) // groups):
+                row, end = rows * chunk // chunks, rows * (chunk + 1) // chunks
+                tiles = -(-(end - row) // TILE_ROWS)
                 source, target = input + row * input_row, out + row * out_row + panel * out_bytes
-                multiply_quantized_rows(
-                    source, input_row, panel_weight, panel_bias, target, out_row, steps, height, kind, mode, out_kind
-                )
-                row += height
-                tiles -= 1
+                panel_weight, panel_bias = weight + panel * panel_bytes, bias + panel * 128
+                while tiles:
+                    height = -(-(end - row) // tiles)
+                    multiply_quantized_rows(
+                        source,
+                        input_row,
+                        panel_weight,
+                        panel_bias,
+                        target,
+                        out_row,
+                        steps,
+                        height,
+                        kind,
+                        mode,
+                        out_kind,
+                    )
+                    row, source, target = row + height, source + height * input_row, target + height * out_row
+                    tiles -= 1
 
     return compile_worker(quantized_product)

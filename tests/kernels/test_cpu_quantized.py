@@ -114,6 +114,16 @@ def test_products_equal_a_float64_reference(bits: int, columns: int, count: int)
 
 @needs_vnni
 @pytest.mark.parametrize("bits", [8, 4])
+def test_few_rows_take_several_panels_at_once(bits: int) -> None:
+    packed = pack_blocks(quantize(random(100 * thread_pool.threads() + 1, 576), bits))
+    rows = quantized(random(3, 576, seed=2))
+    found = multiply(rows, packed, STORE, torch.full((3, len(packed.bias)), math.nan))[:, : packed.rows]
+    wanted = expected(rows, packed)
+    assert float((found - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max())
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
 def test_the_largest_values_do_not_overflow(bits: int) -> None:
     weight = torch.ones(32, 1024)
     if bits == 4:
