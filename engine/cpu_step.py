@@ -38,6 +38,7 @@ KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, bloc
 Calls = npt.NDArray[Any]
 Stage = tuple[str, Any, Calls, int]  # the part it belongs to, worker, calls, and which of them
 PRODUCTS = ("qkv", "output", "gate_up", "down")
+WIDTH = max(PANEL, 16)  # rows are whole panels, and whole vectors
 PARTS = ("norm", "qkv", "rope", "attention", "output", "gate_up", "down")
 FEWEST_ROWS = 64  # that buffers are made for
 
@@ -292,7 +293,7 @@ class CPUStep:
 
 def padded_to_panels(size: int) -> int:
     """Columns of a row that a product may write whole panels to."""
-    return -(-size // PANEL) * PANEL
+    return -(-size // WIDTH) * WIDTH
 
 
 def _calls(structure: type[ctypes.Structure], count: int) -> Calls:

@@ -28,10 +28,18 @@ from kernels.compile_cache import compile_worker
 from kernels.cpu_shared_tile import BFloat, has_dots
 from kernels.cpu_tile import BFLOAT16, F32, FLOAT32, I64, ITEM_SIZES, LOG2E, Lanes, load_int64, offset, take_ticket
 
-LANES = 16
+
+def _register_tile() -> tuple[int, int]:
+    """Lanes of a vector, and rows multiplied at once: two accumulators each, with registers left for operands."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16, 12
+    return (8, 6) if features.get("avx2") else (4, 12 if features.get("neon") else 6)
+
+
+LANES, TILE_ROWS = _register_tile()
 PANEL = 2 * LANES  # outputs of a panel
-TILE_ROWS = 12  # rows multiplied at once: 24 accumulators, and 8 vector registers for operands
-CHUNK_ROWS = 16 * TILE_ROWS  # rows of a piece: their inputs stay in the core's second cache
+CHUNK_ROWS = 192  # rows of a piece: their inputs stay in the core's second cache
 # What becomes of a product: stored, added to a float32 residual, or silu(first half of a panel) * second half.
 STORE, ADD, SWIGLU = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -127,7 +135,7 @@ def _accumulate(
             pair.append(phi)
         accumulators.append(pair)
     column = b.shl(step, ir.Constant(I64, 2))
-    panel = b.add(weight, b.shl(step, ir.Constant(I64, 7)))
+    panel = b.add(weight, b.mul(step, ir.Constant(I64, PANEL * 4)))
     weights = [lanes.load(offset(b, panel, j * LANES * 4)) for j in range(2)]
     results = []
     for r in range(height):
@@ -147,10 +155,22 @@ def _accumulate(
 def _multiply_add(b: Any, lanes: Lanes, kind: int, sums: Any, element: Any, weights: Any) -> Any:
     if kind == FLOAT32:
         return lanes.fma(element, weights, sums)
+    if not has_dots():
+        for half in (_first_of_pairs, _second_of_pairs):
+            sums = lanes.fma(half(b, lanes, element), half(b, lanes, weights), sums)
+        return sums
     pairs = ir.VectorType(BFloat(), 2 * LANES)
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     function = cgutils.get_or_insert_function(b.module, ir.FunctionType(lanes.type, [lanes.type, pairs, pairs]), name)
     return b.call(function, [sums, b.bitcast(element, pairs), b.bitcast(weights, pairs)])
+
+
+def _first_of_pairs(b: Any, lanes: Lanes, pairs: Any) -> Any:
+    return b.bitcast(b.shl(b.bitcast(pairs, lanes.int_type), lanes.int_constant(16)), lanes.type)
+
+
+def _second_of_pairs(b: Any, lanes: Lanes, pairs: Any) -> Any:
+    return b.bitcast(b.and_(b.bitcast(pairs, lanes.int_type), lanes.int_constant(0xFFFF0000)), lanes.type)
 
 
 @intrinsic(prefer_literal=True)
@@ -216,7 +236,7 @@ def product_worker(kind: int, mode: int, out_kind: int) -> Any:
             chunk, panel = divmod(piece, panels)
             row, end = rows * chunk // chunks, rows * (chunk + 1) // chunks
             tiles = -(-(end - row) // TILE_ROWS)
-            panel_weight, panel_bias = weight + panel * steps * 128, bias + panel * 128
+            panel_weight, panel_bias = weight + panel * steps * PANEL * 4, bias + panel * PANEL * 4
             while row < end:
                 height = -(-(end - row) // tiles)
                 source, target = input + row * input_row, out + row * out_row + panel * out_bytes
@@ -269,6 +289,6 @@ def interleave_gated_bias(bias: Tensor | None) -> Tensor | None:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this processor has the vectors that `product_worker` wants for `dtype`."""
+    """Whether this processor has the vectors that `product_worker` wants, and it takes `dtype`."""
     features = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512f")) and (dtype == torch.float32 or (dtype == torch.bfloat16 and has_dots()))
+    return dtype in KINDS and any(features.get(name) for name in ("avx512f", "avx2", "neon"))

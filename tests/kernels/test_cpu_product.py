@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,3 +122,13 @@ def test_without_the_vectors_no_product_is_compiled(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cpu_product.llvmlite.binding, "get_host_cpu_features", dict)
     assert not any(cpu_product.multiplies(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
     assert FLOAT32 in KINDS.values()
+
+
+def test_a_processor_with_half_as_wide_vectors_computes_the_same() -> None:
+    """In a process of its own: how wide vectors are is known when the kernels are imported."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.kernels.older_processor"]
+    chosen = [str(Path(__file__)), "-k", "every_number_of_rows or fill_no_panel or gate_and_up"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([*command, *chosen], cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
