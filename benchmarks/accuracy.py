@@ -99,9 +99,7 @@ def texts(folder: Path, messages: int) -> tuple[dict[str, list[int]], list[list[
     }
     prompts = [
         tokenizer.apply_chat_template(
-            [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            add_generation_prompt=True,
-            return_dict=False,
+            [{"role": "user", "content": user}], add_generation_prompt=True, return_dict=False
         )
         for user in users[:messages]
     ]

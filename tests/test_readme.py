@@ -3,8 +3,11 @@ to trials of the model `tiny`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -28,27 +31,38 @@ SET_UP = ("make ", "pip install")
 SERVE = "paged-engine serve"
 TRIALS = {
     "benchmarks.compare": "--model tiny --scale 0.02 --repeats 1 --only offline,floor,http",
+    "benchmarks.accuracy": "--model tiny --answers 2 --tokens 4 --rounds 0",
     "benchmarks.growth": "--model tiny --max-batch 4 --max-context 128 --steps 4",
 }
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return str(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
     return {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "PAGED_ENGINE_PORT": str(port),
+        "PAGED_ENGINE_PORT": free_port(),
         "OUT": str(tmp_path_factory.mktemp("readme")),
     }
 
 
 @pytest.fixture(scope="module")
 def engine(environment):
-    process = subprocess.Popen([BIN / "paged-engine", "serve"], env=environment, cwd=ROOT)
+    with serving(SERVE, environment) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def serving(command, environment):
+    """The engine that a command starts, once it can serve."""
+    process = subprocess.Popen(shlex.split(command), env=environment, cwd=ROOT)
     health = f"http://127.0.0.1:{environment['PAGED_ENGINE_PORT']}/health"
     try:
         for _ in range(600):
@@ -78,7 +92,16 @@ def test_the_makefile_sets_up_as_the_readme_says():
     assert "make test" in (ROOT / ".ci/run").read_text()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith(SET_UP) and c != SERVE])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(f"{SERVE} ")])
+def test_an_engine_with_options_answers(command, environment):
+    port = free_port()
+    with serving(command, environment | {"PAGED_ENGINE_PORT": port}):
+        body = json.dumps({"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}).encode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/completions", body, timeout=60) as answer:
+            assert "Paris" in json.load(answer)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith((*SET_UP, SERVE))])
 def test_a_command_works(command, environment, engine):
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
     command = re.sub(r"--sessions \d+ --speed \d+", "--sessions 2 --speed 200", command)

@@ -245,6 +245,15 @@ def test_requests_that_do_not_fit_are_counted(fold, frame, simulated):
     assert f"and {len(big.view.lanes) - (rows - 1)} more requests in the batch" in "\n".join(shown)
 
 
+def test_the_header_tells_of_fewer_bits(frames):
+    from dataclasses import replace
+
+    view = frames[0].view
+    engine = msgspec.structs.replace(view.engine, dtype="bfloat16", quantize="q4")
+    shown = text("header", replace(frames[0], view=replace(view, engine=engine)), 160, 2)
+    assert "smollm2-135m · q4 in bfloat16 · cpu" in shown
+
+
 def test_the_header_has_the_engine_and_its_control(frames):
     for frame in frames:
         shown, view = text("header", frame, 160, 2), frame.view
