@@ -98,11 +98,15 @@ def capture_on_gpu() -> Capture:
 
 @dataclass(frozen=True)
 class _Graph:
-    """A batch's inputs, on the device and in place, and what computes from them."""
+    """A batch's inputs, on the device and in place, and what computes from them.
+
+    A graph reads memory by its address and keeps none of it from being used for something else: `compute` does.
+    """
 
     token_ids: Tensor
     positions: Tensor
     metadata: AttentionMetadata
+    compute: Callable[[], Tensor]
     replay: Replay
 
 
@@ -160,4 +164,4 @@ class DecodeGraphs:
         def compute() -> Tensor:
             return model.hidden(token_ids, positions, metadata, self._caches, every)
 
-        return _Graph(token_ids, positions, metadata, self._capture(compute))
+        return _Graph(token_ids, positions, metadata, compute, self._capture(compute))

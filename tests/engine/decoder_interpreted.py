@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -86,7 +87,8 @@ def test_float8_caches_serve_as_they_do_in_torch(folder, monkeypatch):
 
 
 class Replayed:
-    """Stands for a GPU's graphs: a replay computes again, from the same inputs in the same places."""
+    """Stands for a GPU's graphs: a replay computes again, from the same inputs in the same places, which are gone if
+    nobody but the graph held them."""
 
     def __init__(self) -> None:
         self.captures = 0
@@ -94,7 +96,14 @@ class Replayed:
     def __call__(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         self.captures += 1
         compute()  # over padding alone, as a capture
-        return compute
+        held = weakref.ref(compute)
+
+        def replay() -> torch.Tensor:
+            alive = held()
+            assert alive is not None, "the memory that the graph reads was let go"
+            return alive()
+
+        return replay
 
 
 @pytest.mark.parametrize("folder", ["mistral-sliding"], indirect=True)
