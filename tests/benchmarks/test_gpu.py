@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_kernels
 from benchmarks.gpu import EngineRun, Report, markdown, result_file
-from benchmarks.gpu_kernels import CASES, Case, Check, Figure, random_layout
+from benchmarks.gpu_kernels import CASES, Case, Check, Figure, check, random_layout
+from kernels.attention import paged_attention
 
 REPORT = Report(
     card="NVIDIA H200 (NVL)",
@@ -59,6 +60,18 @@ def test_a_layout_gives_every_block_to_one_place():
     ]
     assert len(set(used)) == len(used) == 11
     assert metadata.num_tokens == 105
+
+
+def test_a_wrong_row_is_seen_however_small_its_results(monkeypatch):
+    case = Case(((1, 1), (20_000, 1)), 4, 2, 32)
+
+    def forgets(query, keys, values, metadata, scale, *, backend, **options):
+        out = paged_attention(query, keys, values, metadata, scale, backend="reference", **options)
+        return out * torch.tensor([1.0, kept], dtype=out.dtype)[:, None, None]
+
+    monkeypatch.setattr(gpu_kernels, "paged_attention", forgets)
+    for kept in (1.0, 0.0):
+        assert check(case, torch.bfloat16, torch.device("cpu"), seed=1).passed == bool(kept)
 
 
 def test_cases_are_told_apart():
