@@ -154,7 +154,7 @@ def choose_device(name: str) -> torch.device:
     """The device `name`; `auto` is a GPU if torch sees one. Raises SettingError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu" or name.split(":")[0] == "cuda":
+    if name in ("cpu", "cuda"):  # another GPU than the current one would have to be made so in every thread
         if name != "cpu" and not torch.cuda.is_available():
             raise SettingError(f"--device {name}: this torch sees no GPU; it must be auto or cpu")
         return torch.device(name)

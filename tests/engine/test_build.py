@@ -72,6 +72,7 @@ def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
             "--quantize q4 needs --dtype auto, bfloat16 or float32, not float16",
         ),
         ({"device": "tpu"}, SettingError, "--device must be auto, cpu or cuda, not 'tpu'"),
+        ({"device": "cuda:1"}, SettingError, "--device must be auto, cpu or cuda, not 'cuda:1'"),
         ({"kv_memory": 1 << 50}, SettingError, "--kv-memory 1,125,899,906,842,624 bytes is more than the .* of cpu"),
         (
             {"swap_space": MEMORY - (1 << 20) + 1},
