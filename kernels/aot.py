@@ -2,7 +2,7 @@
 
 `python -m kernels.aot [--targets h200,a100,mi300] [--shapes NAME,...]` prints a table. What is compiled comes from the
 functions that launch, run on tensors without data, and is specialised by Triton's own rules (integers that are 1 or
-divisible by 16, aligned pointers), so that it is what a GPU would be given.
+divisible by 16, aligned pointers, on AMD's tensors below 2 GB), so that it is what a GPU would be given.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Specialization:
     kernel: str  # module:function
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[int, Any], ...]  # by the argument's place
-    divisible: tuple[int, ...]  # places of arguments divisible by 16
+    assumed: tuple[tuple[int, str], ...]  # by place, in Triton's letters: divisible by 16, a tensor below 2 GB
     warps: int
     stages: int
 
@@ -105,7 +105,7 @@ class Report:
 def model_launches(target: Target, shape: Shape, steps: Sequence[Sequence[tuple[int, int]]] = STEPS) -> list[Launch]:
     """What a decoder of this shape launches on `target` in these steps: (context, queries) of each sequence."""
     cache_dtype = shape.cache_dtype or shape.dtype
-    blocks = (4096, shape.kv_heads, shape.block_size, shape.head_dim)
+    blocks = (1 << 22, shape.kv_heads, shape.block_size, shape.head_dim)
     key_cache, value_cache = (torch.empty(blocks, dtype=cache_dtype, device=META) for _ in range(2))
     norm = None
     if shape.qk_norm:
@@ -163,14 +163,10 @@ def specialize(launch: Launch, target: Target) -> Specialization:
         kernel=f"{kernel.fn.__module__}:{kernel.fn.__name__}",
         signature=tuple((p.name, kind[0]) for p, kind in zip(kernel.params, kinds, strict=True)),
         constants=tuple((i, values[i]) for i, kind in enumerate(kinds) if kind[0] == "constexpr"),
-        divisible=tuple(i for i, kind in enumerate(kinds) if kind[0] != "constexpr" and _aligned(backend, kind[1])),
+        assumed=tuple((i, kind[1]) for i, kind in enumerate(kinds) if kind[0] != "constexpr" and kind[1]),
         warps=launch.warps,
         stages=launch.stages,
     )
-
-
-def _aligned(backend: Any, attribute: object) -> bool:
-    return isinstance(attribute, str) and ["tt.divisibility", 16] in backend.parse_attr(attribute)
 
 
 def specializations(target: Target, shapes: Iterable[Shape]) -> list[Specialization]:
@@ -184,14 +180,15 @@ def specializations(target: Target, shapes: Iterable[Shape]) -> list[Specializat
 def compile_one(wanted: Specialization, target: Target) -> Report:
     """Compile to machine code and read the assembler's report. Raises what Triton raises if it cannot."""
     import triton
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
+    backend = make_backend(_gpu(target))
     module, name = wanted.kernel.split(":")
     source = ASTSource(
         fn=getattr(importlib.import_module(module), name),
         signature=dict(wanted.signature),
         constexprs={(i,): value for i, value in wanted.constants},
-        attrs={(i,): [["tt.divisibility", 16]] for i in wanted.divisible},
+        attrs={(i,): backend.parse_attr(letters) for i, letters in wanted.assumed},
     )
     options = {"num_warps": wanted.warps, "num_stages": wanted.stages}
     compiled = triton.compile(source, target=_gpu(target), options=options)

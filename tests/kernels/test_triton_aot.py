@@ -89,7 +89,16 @@ def test_integers_that_are_one_become_constants_and_pointers_are_aligned():
     kinds = dict(decode.signature)
     assert kinds["query_ptr"] == "*fp16"
     assert kinds["window"] == kinds["splits"] == kinds["table_row"] == "i32"
-    divisible = {names[i] for i in decode.divisible}
+    divisible = {names[i] for i, letters in decode.assumed if "D" in letters}
     assert {"query_ptr", "keys_ptr", "query_row", "key_block"} <= divisible
     assert not divisible & {"window", "splits", "table_row"}
     assert dict(decode.constants)[names.index("GROUP")] == 1
+
+
+def test_what_an_amd_gpu_is_told_of_sizes():
+    """Its compiler reads tensors below 2 GB with other instructions; an engine's caches are larger."""
+    [decode] = [one for one in keys(aot.SHAPES["llama-8b"], MI300, [[(20, 1)]]) if "decode_kernel" in one.kernel]
+    names = [name for name, _ in decode.signature]
+    small = {names[i] for i, letters in decode.assumed if "S" in letters}
+    assert {"query_ptr", "out_ptr", "partial_ptr"} <= small
+    assert not small & {"keys_ptr", "values_ptr"}
