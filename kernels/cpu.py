@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import cpu_shared_tile, thread_pool
+from kernels import cpu_dot_tile, cpu_shared_tile, thread_pool
 from kernels.cpu_kernel import Call, Write, attend_worker, merge_worker, state_floats, write_worker
 from kernels.cpu_tile import BFLOAT16, FLOAT16, FLOAT32
 from kernels.metadata import AttentionMetadata
@@ -104,10 +104,9 @@ def plan_attention(
     rows = _rows(metadata, group, head_dim, block_size, num_kv_heads, sliding_window)
     if not len(rows.entries):
         return None
-    pieces, splits, tile_rows, dots = len(rows.entries) * num_kv_heads, 1, 1, 0
-    if rows.sharing:
-        tile_rows = TILE_BATCHES * cpu_shared_tile.batch_rows(group)
-        dots = int(kind == BFLOAT16 and has_dots())
+    pieces, splits = len(rows.entries) * num_kv_heads, 1
+    tile_rows = TILE_BATCHES * cpu_shared_tile.batch_rows(group) if rows.sharing else 1
+    dots = int(kind == BFLOAT16 and has_dots() and cpu_dot_tile.fits(head_dim, block_size))
     pooled = thread_pool.threads() > 1 and 4 * num_heads * head_dim * rows.keys > POOL_FLOPS
     if pooled and pieces < PIECES and not rows.sharing:
         longest = min(rows.longest, sliding_window or rows.longest)

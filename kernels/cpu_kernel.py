@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels import cpu_shared_tile, cpu_tile
+from kernels import cpu_dot_tile, cpu_shared_tile, cpu_tile
 from kernels.compile_cache import compile_worker
+from kernels.cpu_dot_tile import attend_dots
 from kernels.cpu_shared_tile import attend_prepared, batch_rows, prepare_tile, scratch_bytes
 from kernels.cpu_tile import (
     FLOAT32,
@@ -37,7 +38,7 @@ from kernels.cpu_tile import (
 
 # numba looks only at the decorated function's own file to see whether a cached result is stale
 SOURCES = hashlib.sha256(
-    b"".join(Path(str(module.__file__)).read_bytes() for module in (cpu_tile, cpu_shared_tile))
+    b"".join(Path(str(module.__file__)).read_bytes() for module in (cpu_tile, cpu_shared_tile, cpu_dot_tile))
 ).hexdigest()
 
 
@@ -84,8 +85,8 @@ def _offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
 def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped: int, tile_rows: int, dots: int) -> Any:
     """A worker for `Call`: running softmax over the pieces it draws, each one entry for one KV head.
 
-    `tile_rows` is the most rows of an entry: 1, or a multiple of `batch_rows(group)`. With `dots`, shared keys go
-    through bf16 dot products. Without splits a worker writes the output; with splits (of single rows only) it
+    `tile_rows` is the most rows of an entry: 1, or a multiple of `batch_rows(group)`. With `dots`, whole tiles of
+    keys go through bf16 dot products. Without splits a worker writes the output; with splits (of single rows only) it
     leaves each piece's state in `partial` for `merge_worker`.
     """
     at = _offsets(Call)
@@ -202,16 +203,25 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
                     if position < shared_begin:
                         stop = min(stop, slot + shared_begin - position)
                     position += stop - slot
-                    if position < end:
-                        block_after = load_int32(table + 4 * (position // block_size))
-                        ahead = key_base + block_after * key_block
-                        prefetch(ahead, key_slot, rows_ahead, key_bytes)
-                        ahead = value_base + block_after * value_block
-                        prefetch(ahead, value_slot, rows_ahead, key_bytes)
+                    block_after = load_int32(table + 4 * (position // block_size)) if position < end else block
+                    keys_after, values_after = (
+                        key_base + block_after * key_block,
+                        value_base + block_after * value_block,
+                    )
+                    if not dots:
+                        prefetch(keys_after, key_slot, rows_ahead, key_bytes)
+                        prefetch(values_after, value_slot, rows_ahead, key_bytes)
                     while slot < stop:
                         key = key_base + block * key_block + slot * key_slot
                         value = value_base + block * value_block + slot * value_slot
-                        if slot % tile == 0 and stop - slot >= tile:
+                        if slot % tile == 0 and stop - slot >= tile and dots:
+                            attend_dots(
+                                narrow_queries + r * narrow_row_bytes, at_sums, at_maxima, at_totals, key, value,
+                                key_slot, value_slot, keys_after, values_after, scratch, factor, cap,
+                                group, head_dim, capped,
+                            )  # fmt: skip
+                            slot += tile
+                        elif slot % tile == 0 and stop - slot >= tile:
                             attend_tile(
                                 at_queries, at_sums, at_maxima, at_totals, key, value, key_slot, value_slot,
                                 cap, group, head_dim, tile, kind, capped,
