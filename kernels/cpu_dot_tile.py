@@ -49,26 +49,14 @@ def attend_dots(
 
     query bf16 [group, head_dim]; scores are multiplied by `factor`, and by `cap` after tanh if `capped`. `scratch` has
     room for 32 bytes a head. What lies at `keys_ahead` and `values_ahead` is asked for between the products: blocks lie
-    scattered, and 64 requests at once would stop the core until most are answered (measured: 1.2 times as fast). sums, maxima and totals as in `attend_tile`. The last three arguments are constants.
+    scattered, and 64 requests at once would stop the core until most are answered (measured: 1.2 times as fast).
+    sums, maxima and totals as in `attend_tile`. The last three arguments are constants.
     """
     g, d, has_cap = (int(x.literal_value) for x in (group, head_dim, capped))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (
-            query,
-            sums,
-            maxima,
-            totals,
-            keys,
-            values,
-            key_stride,
-            value_stride,
-            keys_ahead,
-            values_ahead,
-            scratch,
-            factor,
-            cap,
-        ) = arguments[:13]
+        query, sums, maxima, totals, keys, values, key_stride, value_stride = arguments[:8]
+        keys_ahead, values_ahead, scratch, factor, cap = arguments[8:13]
         b = builder
         lanes, heads = Lanes(b, TILE), Lanes(b, g)
         pairs = ir.VectorType(BFloat(), PAIRS)
