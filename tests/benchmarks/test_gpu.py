@@ -51,6 +51,26 @@ def test_results_are_named_by_date_and_card(tmp_path):
     assert result_file(tmp_path, REPORT).name == "2026-12-01-gpu-nvidia-h200-nvl.md"
 
 
+def test_what_is_known_is_kept_before_the_engine_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: REPORT.card)
+    monkeypatch.setattr(gpu, "all_checks", lambda *_: REPORT.checks)
+    monkeypatch.setattr(gpu, "copy_rate", lambda: REPORT.copy_rate)
+    monkeypatch.setattr(gpu, "all_figures", lambda _: REPORT.figures)
+
+    def faults(_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu, "check_graphs", faults)
+    json = tmp_path / "all.json"
+    monkeypatch.setattr(sys, "argv", ["gpu", "--results", str(tmp_path), "--json", str(json)])
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        gpu.main()
+    found = msgspec.json.decode(json.read_bytes(), type=Report)
+    assert (found.checks, found.figures, found.engine) == (REPORT.checks, REPORT.figures, [])
+    assert "| prefill | 2,000.0 us" in next(tmp_path.glob("*-nvidia-h200-nvl.md")).read_text()
+
+
 def test_a_layout_gives_every_block_to_one_place():
     sequences = [(1, 1), (16, 1), (17, 3), (100, 100)]
     metadata, num_blocks = random_layout(sequences, torch.device("cpu"), torch.Generator().manual_seed(3))
