@@ -132,13 +132,14 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
         factor = scale / cap if capped else scale * LOG2E
         cap *= LOG2E
         own_state, own_room = np.zeros(floats, np.float32), np.zeros(room, np.uint8)
-        scratch = (own_room.ctypes.data + 63) // 64 * 64
-        narrow_queries = scratch + room - 64 - heads_in_tile * head_dim * 2
         pieces = entries * splits * load_int64(call + at_heads)
         while True:
             piece = take_ticket(call + at_ticket)
             if piece >= pieces:
                 break
+            # Asked for in the loop: numba frees an array after the last line that names it.
+            scratch = (own_room.ctypes.data + 63) // 64 * 64
+            narrow_queries = scratch + room - 64 - heads_in_tile * head_dim * 2
             # Head by head, so that sequences that share blocks find them in the core's cache.
             head, rest = divmod(piece, entries * splits)
             number, split = divmod(rest, splits)

@@ -193,3 +193,34 @@ def test_compiles_anew_where_no_cache_can_be_written(tmp_path):
     script = "import torch; from kernels.attention import warm_up; warm_up(4, 2, 16, torch.float32, 4, backend='cpu')"
     environment = {**os.environ, "PAGED_TOP_CACHE": str(tmp_path / "file"), "NUMBA_CACHE_DIR": ""}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+MEMORY_SHARED_WITH_ANOTHER_THREAD = """
+import threading
+import torch
+from kernels.attention import AttentionMetadata, paged_attention
+
+torch.set_num_threads(1)
+query, keys, values = (torch.randn(*shape).bfloat16() for shape in ((40, 6, 64), (64, 2, 16, 64), (64, 2, 16, 64)))
+layout = (torch.arange(64)[None], torch.tensor([0, 40]), torch.tensor([1000]))
+metadata = AttentionMetadata.build(*(x.int() for x in layout), torch.full((40,), -1))
+attend = lambda: paged_attention(query, keys, values, metadata, 0.1, backend="cpu")
+expected, done = attend(), threading.Event()
+
+def allocate():
+    while not done.is_set():
+        [b"x" * size for size in range(8_000, 64_000, 500)]
+
+other = threading.Thread(target=allocate)
+other.start()
+try:
+    assert all(torch.equal(attend(), expected) for _ in range(300))
+finally:
+    done.set()
+    other.join()
+"""
+
+
+def test_its_memory_is_its_own_while_it_works():
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # what one thread frees, another gets at once
+    subprocess.run([sys.executable, "-c", MEMORY_SHARED_WITH_ANOTHER_THREAD], check=True, env=environment)
