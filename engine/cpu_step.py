@@ -94,11 +94,25 @@ class CPUStep:
         caches: Sequence[KVCache],
         wanted_rows: Tensor,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Compute one step, as `CPUDecoder.hidden`; the normed rows [S, hidden_size] and the seconds of each part."""
+        """Compute one step, as `CPUDecoder.hidden`; the normed rows [S, hidden_size] and the seconds of each part.
+
+        Raises ValueError or TypeError for what lies outside its tables: the compiled loops look at nothing.
+        """
         rows, wanted = token_ids.shape[0], wanted_rows.shape[0]
-        self._reserve(max(rows, wanted))
+        if not rows == positions.shape[0] == metadata.num_tokens or not rows:
+            raise ValueError(
+                f"token_ids, positions and slots must be as many, and some, "
+                f"not {rows}, {positions.shape[0]} and {metadata.num_tokens}"
+            )
+        embedding, _, cos, _ = self._kept
+        # Names keep what is made contiguous alive until the step is done.
+        token_ids = _indexes("token_ids", token_ids, len(embedding))
+        positions = _indexes("positions", positions, len(cos))
+        wanted_rows = _indexes("wanted_rows", wanted_rows, rows)
         self._place_caches(caches)
-        block_size = caches[0][0].shape[2]
+        num_blocks, _, block_size, _ = caches[0][0].shape
+        metadata.check_cache(num_blocks, block_size)
+        self._reserve(max(rows, wanted))
         for calls in (self._norms, self._products["qkv"], self._quantizations["qkv"], self._rotations):
             calls["num_rows"] = rows
         later = [calls[name] for calls in (self._products, self._quantizations) for name in PRODUCTS[1:]]
@@ -208,7 +222,7 @@ class CPUStep:
 
     def _connect_product(self, name: str, layers: slice, input: str, out: str) -> None:
         """Connect a product of some layers to its input, through the quantized rows where its weight is quantized."""
-        quantized = np.array([is_quantized(getattr(layer, name).kind) for layer in self._layers[layers]])
+        quantized = np.array([is_quantized(getattr(layer, name).kind) for layer in self._layers[layers]], np.bool_)
         products = self._products[name][layers]
         self._connect(products, input=input, out=out)
         self._connect(self._quantizations[name][layers], input=input, out="quantized")
@@ -220,8 +234,18 @@ class CPUStep:
         return max((row_bytes(weight.columns) for weight in weights if is_quantized(weight.kind)), default=0)
 
     def _place_caches(self, caches: Sequence[KVCache]) -> None:
+        """Tell every layer's calls where its caches lie; the same sequence of them is not looked at again."""
         if caches is self._caches:
             return
+        expected = (self.shape.num_kv_heads, caches[0][0].shape[2], self.shape.head_dim)
+        for tensor in (tensor for pair in caches for tensor in pair):
+            if tensor.shape[1:] != expected or tensor.dtype != self.shape.dtype or tensor.stride(3) != 1:
+                raise ValueError(
+                    f"caches must be {self.shape.dtype} [num_blocks, {', '.join(map(str, expected))}], the last "
+                    f"dimension contiguous, got {tensor.dtype} {list(tensor.shape)}"
+                )
+        if len(caches) != len(self._layers):
+            raise ValueError(f"there must be caches for {len(self._layers)} layers, not {len(caches)}")
         for i, (keys, values) in enumerate(caches):
             for name, value in cpu.cache_fields(keys, values, "key_head", "value_head").items():
                 self._attends[name][i] = self._rotations[name][i] = value
@@ -289,6 +313,17 @@ class CPUStep:
         if not is_quantized(kind):
             return [product]
         return [(name, quantize_worker(self._dtype_kind), self._quantizations[name], index), product]
+
+
+def _indexes(name: str, given: Tensor, limit: int) -> Tensor:
+    """int64 [N], one after another in memory, each from 0 to below `limit`. Raises TypeError or ValueError."""
+    if given.dtype != torch.int64:
+        raise TypeError(f"{name} must be int64, got {given.dtype}")
+    if given.numel():
+        least, most = (int(bound) for bound in given.aminmax())
+        if least < 0 or most >= limit:
+            raise ValueError(f"{name} must be from 0 to {limit - 1}, got {least if least < 0 else most}")
+    return given.contiguous()
 
 
 def padded_to_panels(size: int) -> int:

@@ -26,6 +26,7 @@ from engine.plan import FixedRequest, PlannedRow
 from engine.runner import flatten
 from engine.sampling_params import SamplingParams
 from kernels import cpu_product
+from kernels.attention import AttentionMetadata
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 CPU = torch.device("cpu")
@@ -56,6 +57,7 @@ def rope(**parameters: Any) -> dict[str, Any]:
 CASES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**COMMON),
     "llama-biases-tied": LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama-one-layer": LlamaConfig(**{**COMMON, "num_hidden_layers": 1}),
     "llama-head-dim": LlamaConfig(**COMMON, head_dim=16),
     "llama-theta": LlamaConfig(**COMMON, **rope(rope_type="default", rope_theta=500000.0)),
     "llama-linear": LlamaConfig(**COMMON, **rope(rope_type="linear", factor=2.5)),
@@ -203,3 +205,51 @@ def test_a_held_row_changes_no_cache(decoder: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     after = [tensor for pair in fed.caches for tensor in pair]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def one_row(fed: Fed, count: int) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
+    """A step of the first prompt's first `count` tokens."""
+    request = FixedRequest("0", fed.prompts[0], 1, fed.tables[0], SamplingParams(max_tokens=1))
+    return flatten([PlannedRow(request, "prefill", 0, count, True)], BLOCK_SIZE, CPU)[:3]
+
+
+def test_rows_may_be_wanted_in_any_order_and_twice(decoder: Any, tmp_path: Path) -> None:
+    save_random(CASES["llama"], tmp_path)
+    fed = Fed(decoder, tmp_path, random_prompts(COMMON["vocab_size"]))
+    every = fed.step([(0, 0, 12)])
+
+    def apart(values: torch.Tensor) -> torch.Tensor:
+        return torch.stack((values, values * 0), dim=1)[:, 0]  # not contiguous
+
+    wanted = apart(torch.arange(11, -1, -1).repeat(2))  # more than there are tokens
+    tokens, positions, metadata = one_row(fed, 12)
+    found = fed.model.forward(apart(tokens), apart(positions), metadata, fed.caches, wanted)
+    torch.testing.assert_close(found, every[wanted], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not cpu_product.multiplies(torch.float32), reason="this processor has no compiled step")
+def test_a_compiled_step_reads_nothing_outside_its_tables(tmp_path: Path) -> None:
+    save_random(CASES["llama"], tmp_path)
+    fed = Fed(CPUDecoder, tmp_path, random_prompts(COMMON["vocab_size"]))
+    tokens, positions, metadata = one_row(fed, 5)
+    wanted, caches = torch.tensor([4]), fed.caches
+
+    def run(*arguments: Any) -> None:
+        fed.model.forward(*arguments)
+
+    with pytest.raises(ValueError, match="token_ids must be from 0 to 96, got 97"):
+        run(tokens * 0 + 97, positions, metadata, caches, wanted)
+    with pytest.raises(ValueError, match="positions must be from 0 to 127, got -1"):
+        run(tokens, positions - 1, metadata, caches, wanted)
+    with pytest.raises(ValueError, match="wanted_rows must be from 0 to 4, got 5"):
+        run(tokens, positions, metadata, caches, wanted + 1)
+    with pytest.raises(TypeError, match=r"positions must be int64, got torch.int32"):
+        run(tokens, positions.int(), metadata, caches, wanted)
+    with pytest.raises(ValueError, match="must be as many"):
+        run(tokens[:4], positions, metadata, caches, wanted - 1)
+    with pytest.raises(ValueError, match="caches for 3 layers, not 2"):
+        run(tokens, positions, metadata, caches[:2], wanted)
+    with pytest.raises(ValueError, match=r"caches must be torch.float32 \[num_blocks, 2, 4, 8\]"):
+        run(tokens, positions, metadata, [(k.bfloat16(), v) for k, v in caches], wanted)
+    with pytest.raises(ValueError, match=r"outside 0\.\.2"):
+        run(tokens, positions, metadata, [(k[:3], v[:3]) for k, v in caches], wanted)
