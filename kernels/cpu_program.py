@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 from kernels import thread_pool
 from kernels.compile_cache import compile_worker
-from kernels.cpu_elementwise import offsets
+from kernels.cpu_elementwise import SOURCES, offsets
 from kernels.cpu_tile import I32, I64, load_int64
 
 CLOCK_MONOTONIC = 1
@@ -115,6 +115,17 @@ def _store_time(typingctx: Any, clock: Any, time: Any) -> Any:
 
 
 @intrinsic
+def _store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write the int64 at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], I64.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
 def _futex(typingctx: Any, syscall: Any, address: Any, operation: Any, value: Any) -> Any:
     """syscall(SYS_futex, address, operation, value, no timeout)."""
 
@@ -180,19 +191,26 @@ def _program_worker() -> Any:
     at_stage, at_sleepers, at_count, at_stages, at_active, at_times, at_clock, at_syscall = (
         at[x] for x in ("stage", "sleepers", "num_stages", "stages", "active", "times", "clock", "syscall")
     )
+    stamp = SOURCES
 
     def program(run: int) -> None:
+        stamp  # noqa: B018  (part of the cache key)
+        own_time = np.zeros(2, np.int64)
         count, stages, active = load_int64(run + at_count), load_int64(run + at_stages), load_int64(run + at_active)
         times, clock, syscall = load_int64(run + at_times), load_int64(run + at_clock), load_int64(run + at_syscall)
         stage = _load(run + at_stage)
         while stage < count:
             _add(active + 8 * stage, 1)
             _call_worker(load_int64(stages + 16 * stage), load_int64(stages + 16 * stage + 8))
-            # No ticket is left. If nobody else is at work, the stage is over. The time is written before others go on.
+            # No ticket is left. If nobody else is at work, the stage is over. The time is read before others go on, and
+            # written by the one who lets them: a late one that finds the stage over too would write a later time.
             if _add(active + 8 * stage, -1) == 0 and _load(run + at_stage) == stage:
-                _store_time(clock, times + 16 * (stage + 1))
-                if _swap(run + at_stage, stage, stage + 1) and _load(run + at_sleepers) > 0 and syscall:
-                    _futex(syscall, run + at_stage, FUTEX_WAKE_PRIVATE, 1 << 30)
+                _store_time(clock, own_time.ctypes.data)
+                if _swap(run + at_stage, stage, stage + 1):
+                    _store(times + 16 * (stage + 1), own_time[0])
+                    _store(times + 16 * (stage + 1) + 8, own_time[1])
+                    if _load(run + at_sleepers) > 0 and syscall:
+                        _futex(syscall, run + at_stage, FUTEX_WAKE_PRIVATE, 1 << 30)
             spins = 0
             while _load(run + at_stage) == stage:
                 spins += 1

@@ -72,6 +72,27 @@ def test_threads_may_become_more_after_it_was_made() -> None:
         assert torch.equal(target, source[permutation])
 
 
+def test_many_short_runs_with_more_threads_than_cores() -> None:
+    before = torch.get_num_threads()
+    tensors, permutation, calls = chain(20, 7)
+    expected = tensors[0]
+    for _ in calls:
+        expected = expected[permutation]
+    worker = lookup_worker(FLOAT32, FLOAT32)
+    program = Program([(worker.address, ctypes.addressof(call)) for call in calls])
+    torch.set_num_threads(8)
+    try:
+        for _ in range(20_000):
+            for call in calls:
+                call.ticket = 0
+            tensors[-1].fill_(torch.nan)
+            seconds = program.run()
+            assert (seconds >= 0).all()  # late threads have changed no time
+            assert torch.equal(tensors[-1], expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_one_thread_needs_no_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_pool, "threads", lambda: 1)
     tensors, permutation, calls = chain(3, 10)
