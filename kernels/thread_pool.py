@@ -8,7 +8,9 @@ therefore run as a region of that very pool, through `GOMP_parallel` of the libg
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +22,16 @@ def _libgomp() -> ctypes.CDLL | None:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libgomp" in line}
-        # More than one libgomp can be loaded; torch's is the one beside it, or the only one.
-        own = [path for path in paths if "/torch" in path] or list(paths)
-        if len(own) != 1:
-            return None
-        return ctypes.CDLL(own[0])
+        own = _own_of_torch(paths, Path(str(torch.__file__)).resolve().parent)
+        return None if own is None else ctypes.CDLL(own)
     except OSError:
         return None
+
+
+def _own_of_torch(paths: Collection[str], folder: Path) -> str | None:
+    """Of the loaded libraries the one in torch's `folder`, or in what wheels put beside it, or the only one."""
+    own = [path for path in paths if {folder, folder.with_suffix(".libs")} & set(Path(path).parents)] or list(paths)
+    return own[0] if len(own) == 1 else None
 
 
 @cache
