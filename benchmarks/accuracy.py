@@ -26,6 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import check_file
 from benchmarks.works import Work, make_work
 from engine.config import DEFAULT_MODEL, EngineConfig
 from engine.loading.errors import ModelError
@@ -265,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, least in (("answers", 1), ("tokens", 1), ("rounds", 0)):
         if getattr(arguments, name) < least:
             parser.error(f"--{name}: must be at least {least}, got {getattr(arguments, name)}")
+    check_file(parser, "--json", arguments.json)
     set_threads()  # before torch is imported
     from engine.build import SettingError
 
@@ -273,6 +275,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ModelError, SettingError) as error:
         print(f"benchmarks.accuracy: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("benchmarks.accuracy: interrupted; figures are shown when all are measured", file=sys.stderr)
+        return 130
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH

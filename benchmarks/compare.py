@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path, write in ((options.json, results.write_json), (options.plot, results.write_plot)):
         if path is not None:
             code = _written(path, write, console) or code
-    return code if any(any(rounds) for rounds in results.works.values()) or code else 1
+    return code or int(bool(results.failed))
 
 
 def _written(path: Path, write: Callable[[Path], None], console: Console) -> int:

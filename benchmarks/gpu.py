@@ -29,8 +29,10 @@ import torch
 
 from benchmarks.gpu_kernels import Check, Figure, all_checks, all_figures, copy_rate
 from benchmarks.messages import Do, Run, Settings
+from benchmarks.options import check_file
 from benchmarks.peers.offline import Offline
 from benchmarks.works import make_work
+from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
@@ -159,12 +161,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
+    check_file(parser, "--json", arguments.json)
     if not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2
     import triton
 
     seed = arguments.seed if arguments.seed is not None else int(torch.seed() % 2**31)
+    try:
+        resolve_model(arguments.model)
+    except ModelError as error:
+        parser.error(f"--model: {error}")
     print(f"checks with --seed {seed}", flush=True)
     device = torch.device("cuda")
     checks = all_checks(device, seed)

@@ -153,6 +153,10 @@ def plot(growth: Growth, width: int) -> Text:
     return whole
 
 
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{size}" for size in sizes)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.growth", description=__doc__.split("\n")[0])
     add = parser.add_argument
@@ -160,8 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="default: %(default)s")
     add("--context", type=between(1), default=256, metavar="N", help="while the batch grows (default: 256)")
     add("--batch", type=between(1, 4096), default=8, metavar="N", help="while the context grows (default: 8)")
-    add("--max-batch", type=between(1), default=BATCHES[-1], metavar="N", help=f"of {BATCHES} (default: all)")
-    add("--max-context", type=between(CONTEXTS[0]), default=CONTEXTS[-1], metavar="N", help=f"of {CONTEXTS}")
+    add("--max-batch", type=between(1), default=BATCHES[-1], metavar="N", help=f"of {_listed(BATCHES)} (default: all)")
+    add("--max-context", type=between(CONTEXTS[0]), default=CONTEXTS[-1], metavar="N", help=f"of {_listed(CONTEXTS)}")
     add("--steps", type=between(1, 10_000), default=20, metavar="N", help="measured for each (default: 20)")
     add("--json", type=Path, metavar="FILE", help="write the figures here")
     add("--plot", type=Path, metavar="FILE", help=f"write the plot here: {' or '.join(PLOTS)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     works = _chosen(parser, "--work", arguments.work, WORKS)
     if "ragged" in works and not TRACE.is_file():
         parser.error(f"--work: ragged takes its lengths from {TRACE}, which is not there; run it in the source tree")
-    only = _chosen(parser, "--only", arguments.only, (*OWN, *servers)) if arguments.only else ()
+    only = () if arguments.only is None else _chosen(parser, "--only", arguments.only, (*OWN, *servers))
     if "floor" in only and "offline" not in only:
         parser.error("--only: floor measures the steps that offline ran, so it needs offline too")
     check_files(parser, arguments)
@@ -94,12 +95,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.compare",
         description="The same work, in one run, on this engine, its peers and the floor of bare matrix products.",
-        epilog=f"works:\n{about}\n\nparticipants: {', '.join(OWN)}, and each --server",
+        epilog=f"works:\n{about}\n\nparticipants: {', '.join(OWN)}, and each --server\n"
+        "exit status: 0 if all took part to the end, else 1",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add, defaults = parser.add_argument, EngineConfig()
     add("--work", default=",".join(WORKS), metavar="A,B", help="works to do, by name (default: all)")
-    add("--only", default="", metavar="A,B", help="who takes part (default: who is worth the time for each work)")
+    add("--only", metavar="A,B", help="who takes part (default: who is worth the time for each work)")
     add(
         "--server",
         type=_server,
@@ -155,9 +157,19 @@ def check_files(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
     if arguments.plot is not None and arguments.plot.suffix not in PLOTS:
         parser.error(f"--plot: must end with {' or '.join(PLOTS)}, got {str(arguments.plot)!r}")
     for option in ("json", "plot"):
-        path: Path | None = getattr(arguments, option)
-        if path is not None and not path.absolute().parent.is_dir():
-            parser.error(f"--{option}: there is no folder {path.absolute().parent}")
+        check_file(parser, f"--{option}", getattr(arguments, option))
+
+
+def check_file(parser: argparse.ArgumentParser, option: str, path: Path | None) -> None:
+    """End the program, before anything is measured, if `path` could not be written at the end."""
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        parser.error(f"{option}: there is no folder {path.absolute().parent}")
+    if path.is_dir():
+        parser.error(f"{option}: must be a file, and {path} is a folder")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        parser.error(f"{option}: {path} cannot be written")
 
 
 def _chosen(parser: argparse.ArgumentParser, option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,9 @@ class FactFinder:
         elements = 0
         for path in sorted(model.folder.glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                elements += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118 - not a mapping
+                # A GGUF file's quantized blocks lie beside the same weights as floats.
+                elements += sum(math.prod(tensor.get_shape()) for tensor in tensors if tensor.get_dtype() != "U8")
         size = dtype.itemsize
         self.facts: Facts | None = Facts(
             vocab_size=model.config.vocab_size,

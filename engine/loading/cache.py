@@ -65,7 +65,9 @@ def _make_whole(folder: Path, make: Callable[[Path], None]) -> None:
     part = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
         make(part)
-        part.chmod(0o755)
+        part.chmod(0o755)  # a shared cache is there to be read: mkdtemp and safetensors write for the owner alone
+        for path in part.iterdir():
+            path.chmod(0o644)
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.loading.cache import cache_folder
 from engine.loading.config import read_json
 from engine.loading.errors import ModelError
 from engine.loading.gguf_blocks import KINDS, to_blocks
@@ -33,7 +34,8 @@ class Weights:
             try:
                 opened = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
+                remedy = f"; delete {folder} to have it made again" if cache_folder() in folder.parents else ""
+                raise ModelError(f"{path} is not a whole safetensors file: {error}{remedy}") from error
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 self._files[name] = opened
 

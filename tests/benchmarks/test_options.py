@@ -38,6 +38,8 @@ def test_only_those_named_take_part_in_their_order():
         (["--scale", "2"], "--scale: must be a number from 0.001 to 1, got '2'"),
         (["--plot", "a.gif"], "--plot: must end with .svg or .txt, got 'a.gif'"),
         (["--json", "/no/such/folder/a.json"], "--json: there is no folder /no/such/folder"),
+        (["--json", "/tmp"], "--json: must be a file, and /tmp is a folder"),
+        (["--only", ""], f"--only: must be of {', '.join(OWN)}, got ''"),
         (["--quantize", "int3"], "argument --quantize: invalid choice: 'int3'"),
         (["--kv-memory", "much"], "--kv-memory: must be a size"),
     ],

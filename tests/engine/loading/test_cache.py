@@ -58,8 +58,10 @@ def test_a_folder_is_made_once(cache: Path) -> None:
     def make(folder: Path) -> None:
         calls.append(folder)
         (folder / "file").write_text("x")
+        (folder / "file").chmod(0o600)  # as safetensors does
 
     assert made_once("thing", make) == made_once("thing", make) == cache / "models" / "thing"
+    assert (cache / "models" / "thing" / "file").stat().st_mode & 0o777 == 0o644
     assert len(calls) == 1
     assert (cache / "models" / "thing" / "file").read_text() == "x"
 

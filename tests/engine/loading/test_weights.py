@@ -79,6 +79,14 @@ def test_wrong_tensors(folder: Path, changes: dict[str, torch.Tensor | None], me
         load(folder)
 
 
+def test_a_damaged_file_of_the_cache_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_TOP_CACHE", str(tmp_path))
+    folder = resolve_model("tiny").folder
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=f"delete {folder} to have it made again"):
+        load(folder)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 5000])
 def test_a_truncated_file(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"
