@@ -37,13 +37,14 @@ class Generate:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._best: dict[str, int] = {}  # batch size by work
+        self._best: dict[tuple[str, int, int], int] = {}  # batch size by work: a warm-up tells nothing of the whole
 
     def run(self, do: Do, say: Callable[[str], None]) -> Run:
         work = do.work
-        if work.name not in self._best:
-            self._best[work.name] = self.best_batch_size(work, say)
-        size = self._best[work.name]
+        kind = (work.name, len(work.prompts), max(work.outputs))
+        if kind not in self._best:
+            self._best[kind] = self.best_batch_size(work, say)
+        size = self._best[kind]
         begun = time.perf_counter()
         clock = Clock()
         for start in range(0, len(work.prompts), size):
