@@ -39,6 +39,26 @@ def test_the_last_layer_goes_on_for_sampled_rows_alone(floor):
     assert made(floor, StepShape(7, 0, 1)) == [*whole, ("qkv", 7)]
 
 
+def test_no_product_is_timed_at_its_first_size(floor):
+    """The first makes oneDNN compile for it, which is no matter of multiplying."""
+    passes: list[set[tuple[str, int]]] = []
+    names = {id(product): name for layer in floor.layers for name, product in layer.items()}
+    one_pass = floor._pass
+
+    def begin(shape, layers):
+        passes.append(set())
+        return one_pass(shape, layers)
+
+    floor._pass = begin
+    floor._timed = lambda product, inputs: passes[-1].add((names.get(id(product), "head"), len(inputs))) or 0.0
+    try:
+        floor.step(StepShape(40, 3, 1))
+    finally:
+        del floor._pass, floor._timed
+    warming, timed = passes
+    assert warming == timed
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_packed_product_is_the_product(dtype):
     weight, x = torch.randn(24, 16).to(dtype), torch.randn(5, 16).to(dtype)
