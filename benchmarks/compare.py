@@ -218,15 +218,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.show(Console(soft_wrap=not sys.stdout.isatty()))
     for path, write in ((options.json, results.write_json), (options.plot, results.write_plot)):
         if path is not None:
-            code = _written(path, write, console) or code
+            code = written(path, write, console, "benchmarks.compare") or code
     return code or int(bool(results.failed))
 
 
-def _written(path: Path, write: Callable[[Path], None], console: Console) -> int:
+def written(path: Path, write: Callable[[Path], None], console: Console, program: str) -> int:
+    """Write a file of figures; the exit code, 1 where that cannot be, after a line that says so."""
     try:
         write(path)
     except OSError as error:
-        console.print(f"benchmarks.compare: error: {path} cannot be written: {error.strerror}", markup=False)
+        console.print(f"{program}: error: {path} cannot be written: {error.strerror}", markup=False)
         return 1
     return 0
 

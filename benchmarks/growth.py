@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.compare import Progress, facts_of, tell_if_busy
+from benchmarks.compare import Progress, facts_of, tell_if_busy, written
 from benchmarks.figures import Spread
 from benchmarks.messages import Do, Facts, Settings, StepShape
 from benchmarks.options import PLOTS, check_files
@@ -189,13 +189,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(table("decode steps over the context", growth.contexts))
     picture = plot(growth, 100)
     console.print(picture)
-    if arguments.json is not None:
+
+    def write_json(path: Path) -> None:
         found = {"machine": machine(), "model": arguments.model, **msgspec.to_builtins(growth)}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    if arguments.plot is not None and arguments.plot.suffix == ".txt":
-        arguments.plot.write_text(picture.plain)
-    elif arguments.plot is not None:
-        write_svg(picture, arguments.plot, "benchmarks.growth")
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+    def write_plot(path: Path) -> None:
+        if path.suffix == ".txt":
+            path.write_text(picture.plain)
+        else:
+            write_svg(picture, path, "benchmarks.growth")
+
+    for path, write in ((arguments.json, write_json), (arguments.plot, write_plot)):
+        if path is not None:
+            code = written(path, write, errors, "benchmarks.growth") or code
     return code
 
 

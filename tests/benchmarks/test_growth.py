@@ -36,6 +36,22 @@ def test_growth_is_measured_and_written(tmp_path):
     assert "over the batch" in (tmp_path / "g.txt").read_text()
 
 
+def test_a_file_that_cannot_be_written_loses_no_figures():
+    command = [sys.executable, "-m", "benchmarks.growth", "--model", "tiny", "--max-batch", "1", "--max-context", "64"]
+    done = subprocess.run(
+        [*command, "--context", "32", "--batch", "1", "--steps", "1", "--json", "/dev/full"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 1
+    assert "decode steps over the batch" in done.stdout
+    assert "benchmarks.growth: error:" in done.stderr
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_large_batch_decodes_together():
     """Its prompts take longer to compute than the first request has to generate."""
     memory = kv_memory([(40, 96)], 4, 1536)
