@@ -21,7 +21,7 @@ from engine.model import Decoder
 from engine.protocol import Parts
 from engine.quantizer import Quantizer
 from engine.rope import inverse_frequencies
-from kernels import cpu, cpu_product
+from kernels import cpu, cpu_product, thread_pool
 from kernels.attention import AttentionMetadata
 from kernels.cpu_elementwise import padded
 from kernels.cpu_product import PackedWeight, Product
@@ -147,7 +147,9 @@ def load_decoder(
     """
     if quantizer is not None:
         return CPUDecoder(config, weights, max_positions, quantizer)
-    if weights.device.type == "cpu" and cpu_product.multiplies(weights.dtype):
+    # Where torch has no libgomp to borrow threads from, its own products are ahead of a compiled step on one thread.
+    all_threads = thread_pool.threads() == torch.get_num_threads()
+    if weights.device.type == "cpu" and all_threads and cpu_product.multiplies(weights.dtype):
         return CPUDecoder(config, weights, max_positions)
     return Decoder(config, weights, max_positions)
 

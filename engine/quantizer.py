@@ -63,7 +63,8 @@ class Quantizer:
     def told(self) -> str:
         """What became of the matrices so far, as a line says it."""
         return ", ".join(
-            f"{count} matrices of {bits} bits {'as the file has them' if kept else 'quantized here'}"
+            f"{count} {'matrix' if count == 1 else 'matrices'} of {bits} bits "
+            + ("as the file has them" if kept else "quantized here")
             for (bits, kept), count in sorted(self._counts.items())
         )
 

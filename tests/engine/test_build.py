@@ -20,11 +20,14 @@ from engine.build import (
     size_swap_space,
 )
 from engine.config import EngineConfig
+from engine.cpu_decoder import load_decoder
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
+from engine.loading.weights import Weights
+from engine.model import Decoder
 from engine.protocol import Control
 from engine.sampling_params import SamplingParams
-from kernels import cpu_product
+from kernels import cpu_product, thread_pool
 
 TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, float32
@@ -169,3 +172,11 @@ def test_the_file_of_weights_is_let_go_of() -> None:
     core = build_core(TINY)
     assert "model.safetensors" not in Path("/proc/self/maps").read_text()
     del core
+
+
+def test_without_threads_to_borrow_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(thread_pool, "_gomp_parallel", lambda: None)
+    resolved = resolve_model("tiny")
+    with Weights(resolved.folder, torch.float32, torch.device("cpu")) as weights:
+        assert isinstance(load_decoder(resolved.config, weights, 16), Decoder)

@@ -61,7 +61,7 @@ def test_matrices_of_floats_are_quantized_by_the_mode() -> None:
         wanted = quantize(weights.stacked(*QKV), bits).weight()
         torch.testing.assert_close(found, wanted, atol=0, rtol=0)
         assert quantizer.pack(*HEAD, output_layer=True).kind == INT8
-        ends = "3 of 4 bits quantized here, 1 of 8 bits" if mode == "q4" else "4 of 8 bits"
+        ends = "3 matrices of 4 bits quantized here, 1 matrix of 8 bits" if mode == "q4" else "4 matrices of 8 bits"
         assert quantizer.told() == f"{ends} quantized here"
 
 
@@ -69,7 +69,7 @@ def test_a_files_own_blocks_go_before(tiny_gguf: Path) -> None:
     weights = opened(tiny_gguf)
     quantizer = Quantizer(weights, "q4")
     assert quantizer.pack(*GATED, gated=True).kind == INT4
-    assert quantizer.told() == "2 of 4 bits as the file has them"
+    assert quantizer.told() == "2 matrices of 4 bits as the file has them"
     assert quantizer.pack(*DOWN).kind == INT8  # Q5_0 is not kept
     head = quantizer.pack(*HEAD, output_layer=True)
     assert torch.equal(unpack_blocks(head).weight(), weights.get(HEAD[0][0], (VOCABULARY, HIDDEN)))
@@ -81,7 +81,8 @@ def test_a_files_own_blocks_go_before(tiny_gguf: Path) -> None:
     parts = [blocks if blocks.bits == 8 else quantize(blocks.weight(), 8) for blocks in exact if blocks is not None]
     torch.testing.assert_close(mixed.weight(), torch.cat([part.weight() for part in parts]), atol=0, rtol=0)
     assert quantizer.told() == (
-        "2 of 4 bits as the file has them, 3 of 8 bits quantized here, 2 of 8 bits as the file has them"
+        "2 matrices of 4 bits as the file has them, 3 matrices of 8 bits quantized here, "
+        "2 matrices of 8 bits as the file has them"
     )
     assert Quantizer(weights, "int8").pack(*GATED, gated=True).kind == INT8
 
