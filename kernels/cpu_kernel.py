@@ -18,7 +18,7 @@ import numpy as np
 from kernels import cpu_dot_tile, cpu_shared_tile, cpu_tile
 from kernels.compile_cache import compile_worker
 from kernels.cpu_dot_tile import attend_dots
-from kernels.cpu_shared_tile import attend_prepared, batch_rows, prepare_tile, scratch_bytes
+from kernels.cpu_shared_tile import TILES, attend_prepared, batch_rows, prepare_tile, scratch_bytes, tile_bytes
 from kernels.cpu_tile import (
     FLOAT32,
     ITEM_SIZES,
@@ -110,6 +110,7 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
     batch_heads = batch * group
     row_bytes = group * head_dim * 4  # one row's queries, or its sums
     narrow_row_bytes = group * head_dim * 2
+    prepared_bytes = tile_bytes(head_dim)
     room = heads_in_tile * head_dim * 2 + scratch_bytes(head_dim, batch_heads) + 64
     key_bytes, rows_ahead = head_dim * ITEM_SIZES[kind], min(block_size, 32)
     stamp = SOURCES
@@ -165,13 +166,17 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
             if tile_rows > 1:
                 table = tables + load_int32(entry + 8) * table_row
                 batches = -(-count // batch)
-                for position in range(shared_begin, shared_end, 16):
-                    block, slot = load_int32(table + 4 * (position // block_size)), position % block_size
-                    prepare_tile(
-                        key_base + block * key_block + slot * key_slot,
-                        value_base + block * value_block + slot * value_slot,
-                        key_slot, value_slot, scratch, head_dim, kind, dots,
-                    )  # fmt: skip
+                position = shared_begin
+                while position < shared_end:
+                    tiles = min(TILES, (shared_end - position) // 16)
+                    for t in range(tiles):
+                        block, slot = load_int32(table + 4 * (position // block_size)), position % block_size
+                        prepare_tile(
+                            key_base + block * key_block + slot * key_slot,
+                            value_base + block * value_block + slot * value_slot,
+                            key_slot, value_slot, scratch + t * prepared_bytes, head_dim, kind, dots,
+                        )  # fmt: skip
+                        position += 16
                     for n in range(batches):
                         skipped = n * batch * row_bytes
                         queries, multiplier = state + skipped, 1.0
@@ -179,7 +184,7 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
                             queries, multiplier = narrow_queries + n * batch * narrow_row_bytes, factor
                         attend_prepared(
                             queries, sums + skipped, maxima + n * batch_heads * 4, totals + n * batch_heads * 4,
-                            scratch, multiplier, cap, batch_heads, head_dim, dots, capped,
+                            scratch, tiles, multiplier, cap, batch_heads, head_dim, dots, capped,
                         )  # fmt: skip
 
             for r in range(count):

@@ -19,9 +19,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.cpu_tile import F32, FLOAT32, I32, ITEM_SIZES, Lanes, offset
+from kernels.cpu_elementwise import emit_loop
+from kernels.cpu_tile import F32, FLOAT32, I32, I64, ITEM_SIZES, Lanes, offset
 
 TILE = 16
+TILES = 4  # taken together, so that maxima, sums and what they change are found once for all of them (measured)
 VECTOR_BYTES = 64
 BATCH_HEADS = 12  # query heads multiplied at once: one accumulator each, and the code fits the cache
 
@@ -45,9 +47,14 @@ def has_dots() -> bool:
     return bool(features.get("avx512bf16") and features.get("avx512f"))
 
 
+def tile_bytes(head_dim: int) -> int:
+    """How far apart prepared tiles lie."""
+    return 2 * head_dim * VECTOR_BYTES
+
+
 def scratch_bytes(head_dim: int, heads: int) -> int:
-    """Room for one prepared tile and one batch's weights."""
-    return (2 * head_dim + heads) * VECTOR_BYTES
+    """Room for prepared tiles and one batch's weights."""
+    return TILES * (tile_bytes(head_dim) + heads * VECTOR_BYTES)
 
 
 def _transpose(lanes: Lanes, vectors: list[Any]) -> list[Any]:
@@ -139,6 +146,7 @@ def attend_prepared(
     maxima: Any,
     totals: Any,
     scratch: Any,
+    tiles: Any,
     factor: Any,
     cap: Any,
     heads: Any,
@@ -146,7 +154,7 @@ def attend_prepared(
     dots: Any,
     capped: Any,
 ) -> Any:
-    """Add a prepared tile to the running softmax of `heads` query heads.
+    """Add prepared tiles, from 1 to TILES, to the running softmax of `heads` query heads.
 
     query [heads, head_dim] as fp32, or as bf16 with dots; scores are multiplied by `factor`, and by `cap` after
     tanh if `capped`. sums, maxima and totals as in `attend_tile`. The last four arguments are constants.
@@ -154,12 +162,11 @@ def attend_prepared(
     g, d, paired, has_cap = (int(x.literal_value) for x in (heads, head_dim, dots, capped))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        query, sums, maxima, totals, scratch, factor, cap = arguments[:7]
+        query, sums, maxima, totals, scratch, tiles, factor, cap = arguments[:8]
         b = builder
         lanes, batch = Lanes(b, TILE), Lanes(b, g)
         columns = d // 2 if paired else d
-        laid = offset(b, scratch, columns * VECTOR_BYTES)
-        weights_at = offset(b, scratch, 2 * d * VECTOR_BYTES)
+        weights_at = TILES * tile_bytes(d)
 
         def multiply_add(a: Any, x: Any, y: Any) -> Any:
             if not paired:
@@ -174,42 +181,64 @@ def attend_prepared(
         def broadcast(address: Any) -> Any:
             return lanes.splat(b.load(b.inttoptr(address, F32.as_pointer()), align=4))
 
-        scores = [lanes.constant(0.0)] * g
-        for column in range(columns):
-            key = lanes.load(offset(b, scratch, column * VECTOR_BYTES))
-            for h in range(g):
-                element = broadcast(offset(b, query, (h * columns + column) * 4))
-                scores[h] = multiply_add(scores[h], element, key)
-        scale = lanes.splat(b.fptrunc(factor, F32))
-        scores = [b.fmul(s, scale) for s in scores]
-        if has_cap:
-            limit = lanes.splat(b.fptrunc(cap, F32))
-            scores = [b.fmul(lanes.tanh(s), limit) for s in scores]
+        def of_tile(t: Any, count: int) -> Any:
+            return b.add(scratch, b.mul(t, ir.Constant(I64, count)))
 
+        def weights_of(t: Any, h: int) -> Any:
+            return offset(b, of_tile(t, g * VECTOR_BYTES), weights_at + h * VECTOR_BYTES)
+
+        scale = lanes.splat(b.fptrunc(factor, F32))
+        limit = lanes.splat(b.fptrunc(cap, F32))
+
+        def score(t: Any, best: list[Any]) -> list[Any]:
+            """Leave a tile's scores where its weights will be; the highest so far of each lane."""
+            prepared = of_tile(t, tile_bytes(d))
+            scores = [lanes.constant(0.0)] * g
+            for column in range(columns):
+                key = lanes.load(offset(b, prepared, column * VECTOR_BYTES))
+                for h in range(g):
+                    element = broadcast(offset(b, query, (h * columns + column) * 4))
+                    scores[h] = multiply_add(scores[h], element, key)
+            scores = [b.fmul(s, scale) for s in scores]
+            if has_cap:
+                scores = [b.fmul(lanes.tanh(s), limit) for s in scores]
+            for h in range(g):
+                lanes.store(scores[h], weights_of(t, h))
+            return [lanes.call("maxnum", old, new) for old, new in zip(best, scores, strict=True)]
+
+        highest = emit_loop(b, tiles, [lanes.constant(-math.inf)] * g, score)
         old_maxima = batch.load(maxima)
         best = ir.Constant(batch.type, ir.Undefined)
         for h in range(g):
-            best = b.insert_element(best, lanes.reduce("fmax", scores[h]), ir.Constant(I32, h))
+            best = b.insert_element(best, lanes.reduce("fmax", highest[h]), ir.Constant(I32, h))
         new_maxima = batch.call("maxnum", old_maxima, best)
         shrink = batch.exp2(b.fsub(old_maxima, new_maxima))
+        batch.store(new_maxima, maxima)
+
+        def weigh(t: Any, sums_of_weights: list[Any]) -> list[Any]:
+            """A tile's scores become weights; their sum so far in each lane."""
+            added = []
+            for h in range(g):
+                place = weights_of(t, h)
+                maximum = broadcast(offset(b, maxima, 4 * h))
+                weights = lanes.exp2(b.fsub(lanes.load(place), maximum))
+                if paired:
+                    rounded = lanes.round_to_bfloat16(weights)
+                    b.store(
+                        b.trunc(b.lshr(rounded, lanes.int_constant(16)), ir.VectorType(ir.IntType(16), TILE)),
+                        b.inttoptr(place, ir.VectorType(ir.IntType(16), TILE).as_pointer()),
+                        align=2,
+                    )
+                    weights = b.bitcast(rounded, lanes.type)
+                else:
+                    lanes.store(weights, place)
+                added.append(b.fadd(sums_of_weights[h], weights))
+            return added
+
+        weighed = emit_loop(b, tiles, [lanes.constant(0.0)] * g, weigh)
         added = ir.Constant(batch.type, ir.Undefined)
         for h in range(g):
-            maximum = b.extract_element(new_maxima, ir.Constant(I32, h))
-            weights = lanes.exp2(b.fsub(scores[h], lanes.splat(maximum)))
-            place = offset(b, weights_at, h * VECTOR_BYTES)
-            if paired:
-                rounded = lanes.round_to_bfloat16(weights)
-                b.store(
-                    b.trunc(b.lshr(rounded, lanes.int_constant(16)), ir.VectorType(ir.IntType(16), TILE)),
-                    b.inttoptr(place, ir.VectorType(ir.IntType(16), TILE).as_pointer()),
-                    align=2,
-                )
-                weights = b.bitcast(rounded, lanes.type)
-            else:
-                lanes.store(weights, place)
-            total = lanes.reduce("fadd", weights, start=-0.0)
-            added = b.insert_element(added, total, ir.Constant(I32, h))
-        batch.store(new_maxima, maxima)
+            added = b.insert_element(added, lanes.reduce("fadd", weighed[h], start=-0.0), ir.Constant(I32, h))
         batch.store(batch.fma(batch.load(totals), shrink, added), totals)
         # Weights are read back one by one as broadcasts; without this LLVM would shuffle them out of registers.
         b.fence("seq_cst", targetscope="singlethread")
@@ -221,24 +250,33 @@ def attend_prepared(
             some = range(first_head, min(g, first_head + head_step))
             for first_chunk in range(0, chunks, chunk_step):
                 some_chunks = range(first_chunk, min(chunks, first_chunk + chunk_step))
-                accumulators = {}
-                for h in some:
+                places = [(h, c) for h in some for c in some_chunks]
+                accumulators = []
+                for h, c in places:
                     less = lanes.splat(b.extract_element(shrink, ir.Constant(I32, h)))
-                    for c in some_chunks:
-                        place = offset(b, sums, 4 * (h * d + c * TILE))
-                        accumulators[h, c] = b.fmul(lanes.load(place), less)
-                for j in range(TILE // 2 if paired else TILE):
-                    loaded = {c: lanes.load(offset(b, laid, (j * d + c * TILE) * 4)) for c in some_chunks}
-                    for h in some:
-                        weight = broadcast(offset(b, weights_at, h * VECTOR_BYTES + j * 4))
-                        for c in some_chunks:
-                            accumulators[h, c] = multiply_add(accumulators[h, c], weight, loaded[c])
-                for (h, c), vector in accumulators.items():
+                    place = offset(b, sums, 4 * (h * d + c * TILE))
+                    accumulators.append(b.fmul(lanes.load(place), less))
+
+                def add_values(
+                    t: Any, carried: list[Any], some: range = some, some_chunks: range = some_chunks
+                ) -> list[Any]:
+                    laid = offset(b, of_tile(t, tile_bytes(d)), columns * VECTOR_BYTES)
+                    sums_of = dict(zip(((h, c) for h in some for c in some_chunks), carried, strict=True))
+                    for j in range(TILE // 2 if paired else TILE):
+                        loaded = {c: lanes.load(offset(b, laid, (j * d + c * TILE) * 4)) for c in some_chunks}
+                        for h in some:
+                            weight = broadcast(offset(b, weights_of(t, h), j * 4))
+                            for c in some_chunks:
+                                sums_of[h, c] = multiply_add(sums_of[h, c], weight, loaded[c])
+                    return list(sums_of.values())
+
+                results = emit_loop(b, tiles, accumulators, add_values)
+                for (h, c), vector in zip(places, results, strict=True):
                     lanes.store(vector, offset(b, sums, 4 * (h * d + c * TILE)))
         return context.get_dummy_value()
 
     signature = types.void(
-        *(types.int64 for _ in range(5)), types.float64, types.float64, heads, head_dim, dots, capped
+        *(types.int64 for _ in range(6)), types.float64, types.float64, heads, head_dim, dots, capped
     )
     return signature, generate
 
