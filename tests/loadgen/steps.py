@@ -34,12 +34,10 @@ def record(seq: int, time: float, seconds: float = 0.0, **changes: Any) -> Recor
         "waste": WasteLedger(),
         "sharing": SharingLedger(),
         "queue": Queue(),
-        "cleared": 0,
-        "host_blocks": 0,
     }
-    empty = dict.fromkeys(Record.__struct_fields__, ())
-    base = {**empty, **base}
-    return Record(**{**base, "seq": seq, "time": time, **changes})
+    # What has no default is something listed; of all others the default is told.
+    listed = Record.__struct_fields__[: -len(Record.__struct_defaults__)]
+    return Record(**{**dict.fromkeys(listed, ()), **base, "seq": seq, "time": time, **changes})
 
 
 def snapshot(seq: int, time: float, **changes: Any) -> Snapshot:
