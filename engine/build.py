@@ -21,7 +21,7 @@ from engine.protocol import EngineInfo, Quantize
 from engine.quantizer import Quantizer
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
-from kernels import attention, cpu_product, cpu_quantized
+from kernels import attention, cpu_panels, cpu_quantized_tile
 
 CPUINFO = Path("/proc/cpuinfo")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -179,9 +179,9 @@ def check_quantize(quantize: str, dtype: torch.dtype, device: torch.device) -> N
         return
     if device.type != "cpu":
         raise SettingError(f"--quantize {quantize} runs on a CPU alone: --device must be cpu, not {device}")
-    if dtype not in cpu_product.KINDS:
+    if dtype not in cpu_panels.KINDS:
         raise SettingError(f"--quantize {quantize} needs --dtype auto, bfloat16 or float32, not float16")
-    missing = cpu_quantized.missing_features()
+    missing = cpu_quantized_tile.missing_features()
     if missing:
         raise SettingError(
             f"--quantize {quantize} needs a processor with AVX512-VNNI, and this one lacks {', '.join(missing)}: "

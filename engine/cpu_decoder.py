@@ -1,6 +1,6 @@
 """The decoder on a CPU: the same models as `engine.model`, with each step one compiled program over all threads.
 
-Weights are packed for `kernels.cpu_product`, or in 4 or 8 bits for `kernels.cpu_quantized`; norms, rotation, cache
+Weights are packed for `kernels.cpu_product`, some in 4 or 8 bits; norms, rotation, cache
 write, attention, SiLU and residuals are stages between the products, or part of their stores. Like in `engine.model`
 the residual is float32 whatever the dtype; so are queries and keys until they are rotated, and the logits.
 """
@@ -21,14 +21,14 @@ from engine.model import Decoder
 from engine.protocol import Parts
 from engine.quantizer import Quantizer
 from engine.rope import inverse_frequencies
-from kernels import cpu, cpu_product, thread_pool
+from kernels import cpu, cpu_float_tile, thread_pool
 from kernels.attention import AttentionMetadata
 from kernels.cpu_elementwise import padded
-from kernels.cpu_product import PackedWeight, Product
+from kernels.cpu_panels import PANEL, STORE, PackedWeight, is_quantized
+from kernels.cpu_product import Product, product_worker
 from kernels.cpu_program import Program
-from kernels.cpu_quantized import is_quantized, worker_for
 from kernels.cpu_quantized_rows import quantize_worker, quantized_rows
-from kernels.cpu_tile import FLOAT32
+from kernels.cpu_vectors import FLOAT32
 
 
 class CPUDecoder:
@@ -51,7 +51,7 @@ class CPUDecoder:
         embedding = weights.get("model.embed_tokens.weight", vocabulary)
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
         self._head = (
-            cpu_product.pack_linear(weights.get(head, vocabulary))
+            cpu_float_tile.pack_linear(weights.get(head, vocabulary))
             if quantizer is None
             else quantizer.pack([head], vocabulary[:1], config.hidden_size, output_layer=True)
         )
@@ -122,7 +122,7 @@ class CPUDecoder:
             stages.append((quantize_worker(cpu.KINDS[self.dtype]).address, ctypes.addressof(quantization)))
         call = Product(
             num_rows=rows,
-            num_panels=width // cpu_product.PANEL,
+            num_panels=width // PANEL,
             steps=self._head.steps,
             input=hidden.data_ptr(),
             input_row=hidden.stride(0) * hidden.element_size(),
@@ -131,7 +131,7 @@ class CPUDecoder:
             out=self._logits.data_ptr(),
             out_row=width * self._logits.element_size(),
         )
-        worker = worker_for(self._head.kind, cpu_product.STORE, FLOAT32)
+        worker = product_worker(self._head.kind, STORE, FLOAT32)
         seconds = Program([*stages, (worker.address, ctypes.addressof(call))]).run()
         if self.parts is not None:
             self.parts = msgspec.structs.replace(self.parts, head=self.parts.head + float(seconds.sum()))
@@ -149,7 +149,7 @@ def load_decoder(
         return CPUDecoder(config, weights, max_positions, quantizer)
     # Where torch has no libgomp to borrow threads from, its own products are ahead of a compiled step on one thread.
     all_threads = thread_pool.threads() == torch.get_num_threads()
-    if weights.device.type == "cpu" and all_threads and cpu_product.multiplies(weights.dtype):
+    if weights.device.type == "cpu" and all_threads and cpu_float_tile.multiplies(weights.dtype):
         return CPUDecoder(config, weights, max_positions)
     return Decoder(config, weights, max_positions)
 
@@ -174,7 +174,7 @@ def _load_layer(config: ModelConfig, weights: Weights, quantizer: Quantizer | No
         bias = weights.stacked([f"{name}.bias" for name in names], rows, None) if has_bias else None
         if quantizer is not None:
             return quantizer.pack(matrices, rows, columns, bias, gated=gated)
-        pack = cpu_product.pack_gated if gated else cpu_product.pack_linear
+        pack = cpu_float_tile.pack_gated if gated else cpu_float_tile.pack_linear
         return pack(weights.stacked(matrices, rows, columns), bias)
 
     def vector(place: str, length: int) -> Tensor:

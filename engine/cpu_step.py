@@ -28,11 +28,11 @@ from kernels.cpu_elementwise import (
     rotation_worker,
 )
 from kernels.cpu_kernel import Call
-from kernels.cpu_product import ADD, PANEL, STORE, SWIGLU, PackedWeight, Product
+from kernels.cpu_panels import ADD, PANEL, STORE, SWIGLU, PackedWeight, is_quantized
+from kernels.cpu_product import Product, product_worker
 from kernels.cpu_program import Program
-from kernels.cpu_quantized import is_quantized, worker_for
 from kernels.cpu_quantized_rows import Quantization, quantize_worker, row_bytes
-from kernels.cpu_tile import FLOAT32
+from kernels.cpu_vectors import FLOAT32
 
 KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, block_size, head_dim]
 Calls = npt.NDArray[Any]
@@ -309,7 +309,7 @@ class CPUStep:
     def _product(self, name: str, index: int, mode: int, out_kind: int) -> list[Stage]:
         """The stages of one layer's product."""
         kind = getattr(self._layers[index], name).kind
-        product: Stage = (name, worker_for(kind, mode, out_kind), self._products[name], index)
+        product: Stage = (name, product_worker(kind, mode, out_kind), self._products[name], index)
         if not is_quantized(kind):
             return [product]
         return [(name, quantize_worker(self._dtype_kind), self._quantizations[name], index), product]

@@ -19,8 +19,8 @@ import torch
 
 from engine.loading.errors import ModelError
 from engine.loading.weights import Weights
-from kernels import cpu_product, cpu_quantized
-from kernels.cpu_product import PackedWeight
+from kernels.cpu_panels import PackedWeight, interleave_gated, interleave_gated_bias
+from kernels.cpu_quantized_tile import pack_blocks
 from kernels.quantized_blocks import Blocks, concatenate, quantize
 
 
@@ -56,9 +56,9 @@ class Quantizer:
             found.append(blocks if blocks is not None and kept else self._quantize(name, shape, blocks, bits))
         joined = concatenate(found)
         if gated:
-            joined = joined.rearranged(cpu_product.interleave_gated)
-            bias = cpu_product.interleave_gated_bias(bias)
-        return cpu_quantized.pack_blocks(joined, bias)
+            joined = joined.rearranged(interleave_gated)
+            bias = interleave_gated_bias(bias)
+        return pack_blocks(joined, bias)
 
     def told(self) -> str:
         """What became of the matrices so far, as a line says it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from kernels import cpu_dot_tile, cpu_shared_tile, thread_pool
 from kernels.cpu_kernel import Call, Write, attend_worker, merge_worker, state_floats, write_worker
-from kernels.cpu_tile import BFLOAT16, FLOAT16, FLOAT32
+from kernels.cpu_vectors import BFLOAT16, FLOAT16, FLOAT32, has_dots
 from kernels.metadata import AttentionMetadata
 from kernels.rows import Rows, gather_rows
 
@@ -38,7 +37,7 @@ def paged_attention(
 ) -> None:
     """Write the attention of `query` [T, Hq, D] into `out`; fp32 accumulation.
 
-    In bf16, weights of keys that rows share are rounded to bf16 where the processor has bf16 dot products.
+    In bf16, softmax weights are rounded to bf16 where the processor has bf16 dot products.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -173,12 +172,6 @@ def _rows(
         )
     rows: Rows = metadata.prepared[key]
     return rows
-
-
-@cache
-def has_dots() -> bool:
-    """Whether this processor multiplies pairs of bf16."""
-    return cpu_shared_tile.has_dots()
 
 
 def cache_fields(key_cache: Tensor, value_cache: Tensor, key_head: str, value_head: str) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.cpu_shared_tile import BFloat
-from kernels.cpu_tile import F32, I32, I64, Lanes, offset
+from kernels.cpu_vectors import BFLOAT16, F32, I32, I64, Lanes, emit_prefetch, offset
 
 TILE = 16
 PAIRS = 32  # elements of a vector of pairs
@@ -59,27 +58,13 @@ def attend_dots(
         keys_ahead, values_ahead, scratch, factor, cap = arguments[8:13]
         b = builder
         lanes, heads = Lanes(b, TILE), Lanes(b, g)
-        pairs = ir.VectorType(BFloat(), PAIRS)
         words = ir.VectorType(ir.IntType(16), PAIRS)
 
         def load_words(address: Any) -> Any:
             return b.load(b.inttoptr(address, words.as_pointer()), align=2)
 
-        def dot(total: Any, x: Any, y: Any) -> Any:
-            function_type = ir.FunctionType(lanes.type, [lanes.type, pairs, pairs])
-            function = cgutils.get_or_insert_function(b.module, function_type, "llvm.x86.avx512bf16.dpbf16ps.512")
-            return b.call(function, [total, b.bitcast(x, pairs), b.bitcast(y, pairs)])
-
         def row(base: Any, stride: Any, index: int) -> Any:
             return b.add(base, b.mul(stride, ir.Constant(I64, index))) if index else base
-
-        def prefetch(address: Any) -> None:
-            pointer = ir.IntType(8).as_pointer()
-            function_type = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-            function = cgutils.get_or_insert_function(b.module, function_type, "llvm.prefetch.p0")
-            hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]
-            for line in range(0, 2 * d, 64):
-                b.call(function, [b.inttoptr(offset(b, address, line), pointer), *hints])
 
         scale = lanes.splat(b.fptrunc(factor, F32))
         scores = []
@@ -89,10 +74,10 @@ def attend_dots(
             for j in range(TILE):
                 address, total = row(keys, key_stride, j), lanes.constant(0.0)
                 for start, part in zip(range(0, d, PAIRS), parts, strict=True):
-                    total = dot(total, part, load_words(offset(b, address, 2 * start)))
+                    total = lanes.dot(total, part, load_words(offset(b, address, 2 * start)))
                 products.append(total)
                 if h == 0:
-                    prefetch(row(keys_ahead, key_stride, j))
+                    emit_prefetch(b, row(keys_ahead, key_stride, j), 2 * d)
             score = b.fmul(lanes.sum_each(products), scale)
             if has_cap:
                 score = b.fmul(lanes.tanh(score), lanes.splat(b.fptrunc(cap, F32)))
@@ -105,13 +90,12 @@ def attend_dots(
         new_maxima = heads.call("maxnum", old_maxima, best)
         shrink = heads.exp2(b.fsub(old_maxima, new_maxima))
         added = ir.Constant(heads.type, ir.Undefined)
-        narrow = ir.VectorType(ir.IntType(16), TILE)
         for h in range(g):
             maximum = lanes.splat(b.extract_element(new_maxima, ir.Constant(I32, h)))
-            rounded = lanes.round_to_bfloat16(lanes.exp2(b.fsub(scores[h], maximum)))
-            place = b.inttoptr(offset(b, scratch, h * 2 * TILE), narrow.as_pointer())
-            b.store(b.trunc(b.lshr(rounded, lanes.int_constant(16)), narrow), place, align=2)
-            total = lanes.reduce("fadd", b.bitcast(rounded, lanes.type), start=-0.0)
+            weights = lanes.exp2(b.fsub(scores[h], maximum))
+            lanes.store(weights, offset(b, scratch, h * 2 * TILE), BFLOAT16)
+            rounded = b.bitcast(lanes.round_to_bfloat16(weights), lanes.type)
+            total = lanes.reduce("fadd", rounded, start=-0.0)
             added = b.insert_element(added, total, ir.Constant(I32, h))
         heads.store(new_maxima, maxima)
         heads.store(heads.fma(heads.load(totals), shrink, added), totals)
@@ -136,19 +120,16 @@ def attend_dots(
             for j in range(0, TILE, 2):
                 even, odd = row(values, value_stride, j), row(values, value_stride, j + 1)
                 if start == 0:
-                    prefetch(row(values_ahead, value_stride, j))
-                    prefetch(row(values_ahead, value_stride, j + 1))
-                weights = []
-                for h in range(g):
-                    place = b.inttoptr(offset(b, scratch, h * 2 * TILE + 2 * j), F32.as_pointer())
-                    weights.append(lanes.splat(b.load(place, align=2)))
+                    for ahead in (j, j + 1):
+                        emit_prefetch(b, row(values_ahead, value_stride, ahead), 2 * d)
+                pairs = [lanes.broadcast(offset(b, scratch, h * 2 * TILE + 2 * j)) for h in range(g)]
                 for column in columns:
                     first, second = (load_words(offset(b, address, 2 * column)) for address in (even, odd))
                     for half, mask in enumerate(masks):
                         mixed = b.shuffle_vector(first, second, mask)
                         at = column + half * TILE
                         for h in range(g):
-                            accumulators[h, at] = dot(accumulators[h, at], weights[h], mixed)
+                            accumulators[h, at] = lanes.dot(accumulators[h, at], pairs[h], mixed)
             for (h, at), vector in accumulators.items():
                 lanes.store(vector, offset(b, sums, 4 * (h * d + at)))
         return context.get_dummy_value()

@@ -6,52 +6,32 @@ Sums are float32 whatever is stored. Rows are padded with zeros to whole vectors
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from kernels import cpu_tile
 from kernels.compile_cache import compile_worker
-from kernels.cpu_tile import (
-    F32,
-    FLOAT32,
-    I64,
-    ITEM_SIZES,
-    Lanes,
-    copy_scaled,
-    lanes_for,
-    load_float64,
-    load_int64,
-    offset,
-    take_ticket,
-)
+from kernels.cpu_call import integers, load_float64, load_int64, offsets, take_rows
+from kernels.cpu_tile import copy_scaled
+from kernels.cpu_vectors import F32, FLOAT32, I64, ITEM_SIZES, Lanes, emit_loop, lanes_for, offset
 
 LANES = 16
-PIECES = 64  # pieces of a step's rows, where there are as many: enough to share evenly
-
-SOURCES = hashlib.sha256(Path(str(cpu_tile.__file__)).read_bytes()).hexdigest()
-
-
-def _integers(*names: str) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, ctypes.c_int64) for name in names)
 
 
 class Lookup(ctypes.Structure):
     """Rows of `table`, chosen by int64 `indexes`, widened to float32 (`lookup_worker`) or copied (`gather_worker`)."""
 
-    _fields_ = _integers("ticket", "num_rows", "vectors", "indexes", "table", "table_row", "out", "out_row")
+    _fields_ = integers("ticket", "num_rows", "vectors", "indexes", "table", "table_row", "out", "out_row")
 
 
 class Norm(ctypes.Structure):
     """Root-mean-square norm of float32 rows times a float32 weight; `size` elements count, `vectors` are read."""
 
     _fields_ = (
-        *_integers("ticket", "num_rows", "vectors", "size", "input", "input_row", "weight", "out", "out_row"),
+        *integers("ticket", "num_rows", "vectors", "size", "input", "input_row", "weight", "out", "out_row"),
         ("eps", ctypes.c_double),
     )
 
@@ -64,7 +44,7 @@ class Rotation(ctypes.Structure):
     """
 
     _fields_ = (
-        *_integers(
+        *integers(
             "ticket", "num_rows", "num_heads", "num_kv_heads", "block_size", "input", "input_row",
             "positions", "slots", "cos", "sin", "query_norm", "key_norm", "query", "query_row",
             "keys", "key_block", "key_head", "key_slot", "values", "value_block", "value_head", "value_slot",
@@ -76,33 +56,6 @@ class Rotation(ctypes.Structure):
 def padded(size: int) -> int:
     """`size` elements in whole vectors."""
     return -(-size // LANES) * LANES
-
-
-def offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
-    """Where each field of a structure lies, in bytes."""
-    return {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
-
-
-def emit_loop(b: Any, count: Any, carried: list[Any], body: Any) -> list[Any]:
-    """Emit `carried = body(i, carried)` for i below `count` (at least 1); returns what is carried last."""
-    before, inside, after = b.basic_block, b.append_basic_block("row"), b.append_basic_block("done")
-    b.branch(inside)
-    b.position_at_end(inside)
-    i = b.phi(I64)
-    i.add_incoming(ir.Constant(I64, 0), before)
-    phis = []
-    for value in carried:
-        phi = b.phi(value.type)
-        phi.add_incoming(value, before)
-        phis.append(phi)
-    results = body(i, phis)
-    following = b.add(i, ir.Constant(I64, 1))
-    i.add_incoming(following, b.basic_block)
-    for phi, value in zip(phis, results, strict=True):
-        phi.add_incoming(value, b.basic_block)
-    b.cbranch(b.icmp_signed("<", following, count), inside, after)
-    b.position_at_end(after)
-    return list(results)
 
 
 @intrinsic(prefer_literal=True)
@@ -224,10 +177,8 @@ def lookup_worker(kind: int, out_kind: int) -> Any:
     at_rows, at_vectors, at_indexes, at_table, at_table_row, at_out, at_out_row = (
         at[x] for x in ("num_rows", "vectors", "indexes", "table", "table_row", "out", "out_row")
     )
-    stamp = SOURCES
 
     def lookup(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         rows, vectors, indexes = (
             load_int64(call + at_rows),
             load_int64(call + at_vectors),
@@ -235,14 +186,12 @@ def lookup_worker(kind: int, out_kind: int) -> Any:
         )
         table, table_row = load_int64(call + at_table), load_int64(call + at_table_row)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
-        pieces = min(rows, PIECES)
-        while True:
-            piece = take_ticket(call)
-            if piece >= pieces:
-                break
-            for row in range(rows * piece // pieces, rows * (piece + 1) // pieces):
+        first, end = take_rows(call, rows)
+        while first < end:
+            for row in range(first, end):
                 source = table + load_int64(indexes + 8 * row) * table_row
                 copy_row(source, out + row * out_row, vectors, kind, out_kind)
+            first, end = take_rows(call, rows)
 
     return compile_worker(lookup)
 
@@ -254,21 +203,17 @@ def norm_worker(kind: int) -> Any:
     at_rows, at_vectors, at_size, at_input, at_input_row, at_weight, at_out, at_out_row, at_eps = (
         at[x] for x in ("num_rows", "vectors", "size", "input", "input_row", "weight", "out", "out_row", "eps")
     )
-    stamp = SOURCES
 
     def norm(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         rows, vectors, size = load_int64(call + at_rows), load_int64(call + at_vectors), load_int64(call + at_size)
         input, input_row = load_int64(call + at_input), load_int64(call + at_input_row)
         weight, eps = load_int64(call + at_weight), load_float64(call + at_eps)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
-        pieces = min(rows, PIECES)
-        while True:
-            piece = take_ticket(call)
-            if piece >= pieces:
-                break
-            for row in range(rows * piece // pieces, rows * (piece + 1) // pieces):
+        first, end = take_rows(call, rows)
+        while first < end:
+            for row in range(first, end):
                 norm_row(input + row * input_row, weight, out + row * out_row, vectors, size, eps, kind)
+            first, end = take_rows(call, rows)
 
     return compile_worker(norm)
 
@@ -288,10 +233,8 @@ def rotation_worker(head_dim: int, kind: int, normed: int) -> Any:
         at[x] for x in ("values", "value_block", "value_head", "value_slot")
     )
     item, head_bytes, table_bytes = ITEM_SIZES[kind], 4 * head_dim, 2 * head_dim
-    stamp = SOURCES
 
     def rotation(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         rows, heads = load_int64(call + at_rows), load_int64(call + at_heads)
         kv_heads, block_size = load_int64(call + at_kv_heads), load_int64(call + at_block_size)
         input, input_row = load_int64(call + at_input), load_int64(call + at_input_row)
@@ -307,12 +250,9 @@ def rotation_worker(head_dim: int, kind: int, normed: int) -> Any:
         key_head, key_slot = load_int64(call + at_key_head), load_int64(call + at_key_slot)
         values, value_block = load_int64(call + at_values), load_int64(call + at_value_block)
         value_head, value_slot = load_int64(call + at_value_head), load_int64(call + at_value_slot)
-        pieces = min(rows, PIECES)
-        while True:
-            piece = take_ticket(call)
-            if piece >= pieces:
-                break
-            for row in range(rows * piece // pieces, rows * (piece + 1) // pieces):
+        first, end = take_rows(call, rows)
+        while first < end:
+            for row in range(first, end):
                 source = input + row * input_row
                 turn = load_int64(positions + 8 * row) * table_bytes
                 cos, sin = cosines + turn, sines + turn
@@ -332,5 +272,6 @@ def rotation_worker(head_dim: int, kind: int, normed: int) -> Any:
                     target = values + block * value_block + head * value_head + place * value_slot
                     copy_scaled(source, target, 1.0, head_dim, FLOAT32, kind)
                     source += head_bytes
+            first, end = take_rows(call, rows)
 
     return compile_worker(rotation)

@@ -1,58 +1,36 @@
 """The compiled loops of the CPU backend: workers that take pieces of one call until none is left.
 
-A worker is a C function of one address, so that any thread pool can run it; a `Call` lies at that address.
 Compiled code is kept on disk (`compile_cache`), once per head layout.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kernels import cpu_dot_tile, cpu_shared_tile, cpu_tile
 from kernels.compile_cache import compile_worker
+from kernels.cpu_call import integers, load_float32, load_float64, load_int32, load_int64, offsets, take_ticket
 from kernels.cpu_dot_tile import attend_dots
 from kernels.cpu_shared_tile import TILES, attend_prepared, batch_rows, prepare_tile, scratch_bytes, tile_bytes
-from kernels.cpu_tile import (
-    FLOAT32,
-    ITEM_SIZES,
-    LOG2E,
-    attend_tile,
-    clear_state,
-    copy_elements,
-    copy_scaled,
-    load_float32,
-    load_float64,
-    load_int32,
-    load_int64,
-    merge_state,
-    prefetch,
-    take_ticket,
-)
-
-# numba looks only at the decorated function's own file to see whether a cached result is stale
-SOURCES = hashlib.sha256(
-    b"".join(Path(str(module.__file__)).read_bytes() for module in (cpu_tile, cpu_shared_tile, cpu_dot_tile))
-).hexdigest()
+from kernels.cpu_tile import attend_tile, clear_state, copy_elements, copy_scaled, merge_state, prefetch
+from kernels.cpu_vectors import FLOAT32, ITEM_SIZES, LOG2E
 
 
 class Call(ctypes.Structure):
     """One call's arguments. Addresses and strides are in bytes; `rows` and `entries` as in `kernels.rows.Rows`."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in (
+        *integers(
             "ticket", "num_entries", "num_kv_heads", "splits", "window",
             "query", "query_row", "query_head", "out", "out_row", "out_head",
             "keys", "key_block", "key_head", "key_slot",
             "values", "value_block", "value_head", "value_slot",
             "tables", "table_row", "rows", "entries", "partial",
-        )),
+        ),
         ("scale", ctypes.c_double),
         ("cap", ctypes.c_double),
     )  # fmt: skip
@@ -61,24 +39,17 @@ class Call(ctypes.Structure):
 class Write(ctypes.Structure):
     """Arguments of one write of keys and values; strides in bytes, `slots` int64 [num_tokens]."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            "num_tokens", "num_kv_heads", "block_size", "slots",
-            "key", "key_row", "key_head", "value", "value_row", "value_head",
-            "keys", "key_block", "key_cache_head", "key_slot",
-            "values", "value_block", "value_cache_head", "value_slot",
-        )
+    _fields_ = integers(
+        "num_tokens", "num_kv_heads", "block_size", "slots",
+        "key", "key_row", "key_head", "value", "value_row", "value_head",
+        "keys", "key_block", "key_cache_head", "key_slot",
+        "values", "value_block", "value_cache_head", "value_slot",
     )  # fmt: skip
 
 
 def state_floats(group: int, head_dim: int) -> int:
     """fp32 numbers of one running softmax: queries, sums, maxima and totals."""
     return 2 * group * head_dim + 2 * group
-
-
-def _offsets(structure: type[ctypes.Structure]) -> dict[str, int]:
-    return {field[0]: getattr(structure, field[0]).offset for field in structure._fields_}
 
 
 @cache
@@ -89,7 +60,7 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
     keys go through bf16 dot products. Without splits a worker writes the output; with splits (of single rows only) it
     leaves each piece's state in `partial` for `merge_worker`.
     """
-    at = _offsets(Call)
+    at = offsets(Call)
     at_ticket, at_entries, at_heads, at_splits, at_window = (
         at[x] for x in ("ticket", "num_entries", "num_kv_heads", "splits", "window")
     )
@@ -113,10 +84,8 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
     prepared_bytes = tile_bytes(head_dim)
     room = heads_in_tile * head_dim * 2 + scratch_bytes(head_dim, batch_heads) + 64
     key_bytes, rows_ahead = head_dim * ITEM_SIZES[kind], min(block_size, 32)
-    stamp = SOURCES
 
     def attend(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         entries, splits = load_int64(call + at_entries), load_int64(call + at_splits)
         window = load_int64(call + at_window)
         query, out = load_int64(call + at_query), load_int64(call + at_out)
@@ -251,15 +220,13 @@ def attend_worker(group: int, head_dim: int, block_size: int, kind: int, capped:
 @cache
 def merge_worker(group: int, head_dim: int, kind: int) -> Any:
     """A worker for `Call` that merges the states that `attend_worker` left per split, and writes the output."""
-    at = _offsets(Call)
+    at = offsets(Call)
     at_ticket, at_entries, at_heads, at_splits = (at[x] for x in ("ticket", "num_entries", "num_kv_heads", "splits"))
     at_out, at_out_row, at_out_head = (at[x] for x in ("out", "out_row", "out_head"))
     at_rows, at_partial = at["rows"], at["partial"]
     floats = state_floats(group, head_dim)
-    stamp = SOURCES
 
     def merge(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         entries, splits = load_int64(call + at_entries), load_int64(call + at_splits)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
         out_head, rows = load_int64(call + at_out_head), load_int64(call + at_rows)
@@ -287,7 +254,7 @@ def merge_worker(group: int, head_dim: int, kind: int) -> Any:
 @cache
 def write_worker(head_dim: int, kind: int) -> Any:
     """A worker for `Write`, run by one thread: it moves too little to share."""
-    at = _offsets(Write)
+    at = offsets(Write)
     at_tokens, at_heads, at_block_size, at_slots = (
         at[x] for x in ("num_tokens", "num_kv_heads", "block_size", "slots")
     )
@@ -299,10 +266,8 @@ def write_worker(head_dim: int, kind: int) -> Any:
     at_values, at_value_block, at_value_cache_head, at_value_slot = (
         at[x] for x in ("values", "value_block", "value_cache_head", "value_slot")
     )
-    stamp = SOURCES
 
     def write(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         block_size, slots = load_int64(call + at_block_size), load_int64(call + at_slots)
         key, value = load_int64(call + at_key), load_int64(call + at_value)
         keys, values = load_int64(call + at_keys), load_int64(call + at_values)

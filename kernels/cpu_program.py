@@ -23,8 +23,8 @@ from numba.extending import intrinsic
 
 from kernels import thread_pool
 from kernels.compile_cache import compile_worker
-from kernels.cpu_elementwise import SOURCES, offsets
-from kernels.cpu_tile import I32, I64, load_int64
+from kernels.cpu_call import integers, load_int64, offsets
+from kernels.cpu_vectors import I32, I64
 
 CLOCK_MONOTONIC = 1
 SYSCALL_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)
@@ -40,10 +40,9 @@ class Run(ctypes.Structure):
     """
 
     _fields_ = (
-        ("stage", ctypes.c_int64),
-        ("sleepers", ctypes.c_int64),
+        *integers("stage", "sleepers"),
         ("apart", ctypes.c_int64 * 6),
-        *((name, ctypes.c_int64) for name in ("num_stages", "stages", "active", "times", "clock", "syscall")),
+        *integers("num_stages", "stages", "active", "times", "clock", "syscall"),
     )
 
 
@@ -191,10 +190,8 @@ def _program_worker() -> Any:
     at_stage, at_sleepers, at_count, at_stages, at_active, at_times, at_clock, at_syscall = (
         at[x] for x in ("stage", "sleepers", "num_stages", "stages", "active", "times", "clock", "syscall")
     )
-    stamp = SOURCES
 
     def program(run: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         own_time = np.zeros(2, np.int64)
         count, stages, active = load_int64(run + at_count), load_int64(run + at_stages), load_int64(run + at_active)
         times, clock, syscall = load_int64(run + at_times), load_int64(run + at_clock), load_int64(run + at_syscall)

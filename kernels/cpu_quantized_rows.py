@@ -6,9 +6,7 @@ A block is ggml's Q8_1 with float32 scales: values are rounded to the nearest of
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,19 +15,16 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from kernels import cpu_elementwise, cpu_tile
 from kernels.compile_cache import compile_worker
-from kernels.cpu_elementwise import LANES, PIECES, emit_loop, offsets
-from kernels.cpu_tile import F32, I32, I64, ITEM_SIZES, Lanes, load_int64, offset, take_ticket
+from kernels.cpu_call import integers, load_int64, offsets, take_rows
+from kernels.cpu_elementwise import LANES
+from kernels.cpu_vectors import F32, I32, I64, ITEM_SIZES, Lanes, emit_loop, offset
 from kernels.quantized_blocks import BLOCK, ZERO
 
 # A row's block: 32 int8, then float32 scale, float32 scale * sum, int32 -128 * sum.
 ROW_BLOCK = BLOCK + 12
 AT_SCALE, AT_SUM, AT_START = BLOCK, BLOCK + 4, BLOCK + 8
 
-SOURCES = hashlib.sha256(
-    b"".join(Path(str(module.__file__)).read_bytes() for module in (cpu_tile, cpu_elementwise))
-).hexdigest()
 I8 = ir.IntType(8)
 
 
@@ -41,9 +36,7 @@ def row_bytes(columns: int) -> int:
 class Quantization(ctypes.Structure):
     """Rows to be quantized, `blocks` blocks each; input rows are padded with zeros."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64) for name in ("ticket", "num_rows", "blocks", "input", "input_row", "out", "out_row")
-    )
+    _fields_ = integers("ticket", "num_rows", "blocks", "input", "input_row", "out", "out_row")
 
 
 def quantized_rows(rows: Tensor, columns: int) -> tuple[Tensor, Quantization]:
@@ -116,19 +109,15 @@ def quantize_worker(kind: int) -> Any:
     at_rows, at_blocks, at_input, at_input_row, at_out, at_out_row = (
         at[x] for x in ("num_rows", "blocks", "input", "input_row", "out", "out_row")
     )
-    stamp = SOURCES
 
     def quantize(call: int) -> None:
-        stamp  # noqa: B018  (part of the cache key)
         rows, blocks = load_int64(call + at_rows), load_int64(call + at_blocks)
         input, input_row = load_int64(call + at_input), load_int64(call + at_input_row)
         out, out_row = load_int64(call + at_out), load_int64(call + at_out_row)
-        pieces = min(rows, PIECES)
-        while True:
-            piece = take_ticket(call)
-            if piece >= pieces:
-                break
-            for row in range(rows * piece // pieces, rows * (piece + 1) // pieces):
+        first, end = take_rows(call, rows)
+        while first < end:
+            for row in range(first, end):
                 quantize_row(input + row * input_row, out + row * out_row, blocks, kind)
+            first, end = take_rows(call, rows)
 
     return compile_worker(quantize)

@@ -14,37 +14,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.cpu_elementwise import emit_loop
-from kernels.cpu_tile import F32, FLOAT32, I32, I64, ITEM_SIZES, Lanes, offset
+from kernels.cpu_vectors import BFLOAT16, F32, FLOAT32, I32, I64, ITEM_SIZES, Lanes, emit_loop, offset
 
 TILE = 16
 TILES = 4  # taken together, so that maxima, sums and what they change are found once for all of them (measured)
 VECTOR_BYTES = 64
 BATCH_HEADS = 12  # query heads multiplied at once: one accumulator each, and the code fits the cache
-
-
-class BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no name for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BFloat)
-
-    def __hash__(self) -> int:
-        return hash(BFloat)
-
-
-def has_dots() -> bool:
-    """Whether this processor multiplies pairs of bf16."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512bf16") and features.get("avx512f"))
 
 
 def tile_bytes(head_dim: int) -> int:
@@ -168,18 +147,8 @@ def attend_prepared(
         columns = d // 2 if paired else d
         weights_at = TILES * tile_bytes(d)
 
-        def multiply_add(a: Any, x: Any, y: Any) -> Any:
-            if not paired:
-                return lanes.fma(x, y, a)
-            pairs = ir.VectorType(BFloat(), 2 * TILE)
-            name = "llvm.x86.avx512bf16.dpbf16ps.512"
-            function = cgutils.get_or_insert_function(
-                b.module, ir.FunctionType(lanes.type, [lanes.type, pairs, pairs]), name
-            )
-            return b.call(function, [a, b.bitcast(x, pairs), b.bitcast(y, pairs)])
-
-        def broadcast(address: Any) -> Any:
-            return lanes.splat(b.load(b.inttoptr(address, F32.as_pointer()), align=4))
+        def multiply_add(sums: Any, x: Any, y: Any) -> Any:
+            return lanes.dot(sums, x, y) if paired else lanes.fma(x, y, sums)
 
         def of_tile(t: Any, count: int) -> Any:
             return b.add(scratch, b.mul(t, ir.Constant(I64, count)))
@@ -197,7 +166,7 @@ def attend_prepared(
             for column in range(columns):
                 key = lanes.load(offset(b, prepared, column * VECTOR_BYTES))
                 for h in range(g):
-                    element = broadcast(offset(b, query, (h * columns + column) * 4))
+                    element = lanes.broadcast(offset(b, query, (h * columns + column) * 4))
                     scores[h] = multiply_add(scores[h], element, key)
             scores = [b.fmul(s, scale) for s in scores]
             if has_cap:
@@ -220,18 +189,11 @@ def attend_prepared(
             added = []
             for h in range(g):
                 place = weights_of(t, h)
-                maximum = broadcast(offset(b, maxima, 4 * h))
+                maximum = lanes.broadcast(offset(b, maxima, 4 * h))
                 weights = lanes.exp2(b.fsub(lanes.load(place), maximum))
-                if paired:
-                    rounded = lanes.round_to_bfloat16(weights)
-                    b.store(
-                        b.trunc(b.lshr(rounded, lanes.int_constant(16)), ir.VectorType(ir.IntType(16), TILE)),
-                        b.inttoptr(place, ir.VectorType(ir.IntType(16), TILE).as_pointer()),
-                        align=2,
-                    )
-                    weights = b.bitcast(rounded, lanes.type)
-                else:
-                    lanes.store(weights, place)
+                lanes.store(weights, place, BFLOAT16 if paired else FLOAT32)
+                if paired:  # totals add what the products will
+                    weights = b.bitcast(lanes.round_to_bfloat16(weights), lanes.type)
                 added.append(b.fadd(sums_of_weights[h], weights))
             return added
 
@@ -265,7 +227,7 @@ def attend_prepared(
                     for j in range(TILE // 2 if paired else TILE):
                         loaded = {c: lanes.load(offset(b, laid, (j * d + c * TILE) * 4)) for c in some_chunks}
                         for h in some:
-                            weight = broadcast(offset(b, weights_of(t, h), j * 4))
+                            weight = lanes.broadcast(offset(b, weights_of(t, h), j * 4))
                             for c in some_chunks:
                                 sums_of[h, c] = multiply_add(sums_of[h, c], weight, loaded[c])
                     return list(sums_of.values())

@@ -1,150 +1,20 @@
 """The inner step of CPU attention as vector instructions: a few keys and values against one GQA group.
 
-Written as LLVM vectors through numba's `intrinsic`, because a plain loop leaves the group's accumulators in memory.
-The arithmetic is the running softmax of Milakov and Gimelshein (2018), in base 2. All of it is fp32; bf16 and fp16
-are widened as they are loaded. Addresses are int64.
+The arithmetic is the running softmax of Milakov and Gimelshein (2018), in base 2. All of it is fp32.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # how elements are stored
-LOG2E = math.log2(math.e)
+from kernels.cpu_vectors import F32, I32, I64, ITEM_SIZES, Lanes, emit_prefetch, lanes_for, offset
 
-F32 = ir.FloatType()
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-ITEM_SIZES = {FLOAT32: 4, BFLOAT16: 2, FLOAT16: 2}
-# 2**f on [-0.5, 0.5] by its Taylor series: the remainder is below 1e-8
-EXP2_TERMS = [math.log(2) ** k / math.factorial(k) for k in range(8)]
 ACCUMULATORS = 24  # vector registers for sums; the other 8 hold operands
-
-
-class Lanes:
-    """Emits operations on vectors of `lanes` fp32 numbers."""
-
-    def __init__(self, builder: Any, lanes: int) -> None:
-        self.builder, self.lanes = builder, lanes
-        self.type = ir.VectorType(F32, lanes)
-        self.int_type = ir.VectorType(I32, lanes)
-
-    def constant(self, value: float) -> Any:
-        return ir.Constant(self.type, [ir.Constant(F32, value)] * self.lanes)
-
-    def int_constant(self, value: int) -> Any:
-        return ir.Constant(self.int_type, [ir.Constant(I32, value)] * self.lanes)
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        function_type = ir.FunctionType(self.type, [self.type] * len(arguments))
-        function = cgutils.get_or_insert_function(self.builder.module, function_type, f"llvm.{name}.v{self.lanes}f32")
-        return self.builder.call(function, arguments)
-
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self.call("fma", a, b, c)
-
-    def splat(self, scalar: Any) -> Any:
-        undefined = ir.Constant(self.type, ir.Undefined)
-        first = self.builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
-        return self.shuffle(first, undefined, [0] * self.lanes)
-
-    def shuffle(self, a: Any, b: Any, order: list[int]) -> Any:
-        mask = ir.Constant(ir.VectorType(I32, len(order)), [ir.Constant(I32, i) for i in order])
-        return self.builder.shuffle_vector(a, b, mask)
-
-    def reduce(self, name: str, vector: Any, start: float | None = None) -> Any:
-        """All lanes into one number, in whatever order is fast."""
-        arguments = [vector] if start is None else [ir.Constant(F32, start), vector]
-        function_type = ir.FunctionType(F32, [a.type for a in arguments])
-        function = cgutils.get_or_insert_function(
-            self.builder.module, function_type, f"llvm.vector.reduce.{name}.v{self.lanes}f32"
-        )
-        return self.builder.call(function, arguments, fastmath=("reassoc",))
-
-    def load(self, address: Any, kind: int = FLOAT32) -> Any:
-        b = self.builder
-        if kind == FLOAT32:
-            return b.load(b.inttoptr(address, self.type.as_pointer()), align=4)
-        element = I16 if kind == BFLOAT16 else ir.HalfType()
-        narrow_type = ir.VectorType(element, self.lanes)
-        narrow = b.load(b.inttoptr(address, narrow_type.as_pointer()), align=2)
-        if kind == FLOAT16:
-            return b.fpext(narrow, self.type)
-        return b.bitcast(b.shl(b.zext(narrow, self.int_type), self.int_constant(16)), self.type)
-
-    def store(self, vector: Any, address: Any, kind: int = FLOAT32) -> None:
-        b = self.builder
-        if kind == FLOAT16:
-            vector = b.fptrunc(vector, ir.VectorType(ir.HalfType(), self.lanes))
-        elif kind == BFLOAT16:
-            upper = b.lshr(self.round_to_bfloat16(vector), self.int_constant(16))
-            vector = b.trunc(upper, ir.VectorType(I16, self.lanes))
-        b.store(vector, b.inttoptr(address, vector.type.as_pointer()), align=ITEM_SIZES[kind])
-
-    def round_to_bfloat16(self, vector: Any) -> Any:
-        """The bits of the nearest bf16 numbers (ties to even), as fp32 with a zero lower half."""
-        b = self.builder
-        bits = b.bitcast(vector, self.int_type)
-        odd = b.and_(b.lshr(bits, self.int_constant(16)), self.int_constant(1))
-        bits = b.add(b.add(bits, self.int_constant(0x7FFF)), odd)
-        return b.and_(bits, self.int_constant(0xFFFF0000))
-
-    def exp2(self, x: Any) -> Any:
-        """2**x for x up to 126; below -126 it stays at 2**-126."""
-        b = self.builder
-        x = self.call("minnum", self.call("maxnum", x, self.constant(-126.0)), self.constant(126.0))
-        whole = self.call("nearbyint", x)
-        fraction = b.fsub(x, whole)
-        power = self.constant(EXP2_TERMS[-1])
-        for term in reversed(EXP2_TERMS[:-1]):
-            power = self.fma(power, fraction, self.constant(term))
-        exponent = b.shl(b.fptosi(whole, self.int_type), self.int_constant(23))
-        return b.bitcast(b.add(b.bitcast(power, self.int_type), exponent), self.type)
-
-    def tanh(self, x: Any) -> Any:
-        b = self.builder
-        power = self.exp2(b.fmul(x, self.constant(2 * LOG2E)))
-        return b.fsub(self.constant(1.0), b.fdiv(self.constant(2.0), b.fadd(power, self.constant(1.0))))
-
-    def sum_each(self, vectors: list[Any]) -> Any:
-        """Sum every vector: lane i of the result is the sum of vectors[i]."""
-        b = self.builder
-        if not len(vectors) == self.lanes == 16:
-            sums = Lanes(b, len(vectors))
-            result = ir.Constant(sums.type, ir.Undefined)
-            for i, vector in enumerate(vectors):
-                total = self.reduce("fadd", vector, start=-0.0)
-                result = b.insert_element(result, total, ir.Constant(I32, i))
-            return result
-        # Four rounds of pairwise folding, as in a matrix transpose: numbers, pairs, then 128-bit quarters.
-        quarters = range(0, 16, 4)
-        rounds = [
-            ([[q, 16 + q, q + 1, 17 + q] for q in quarters], [[q + 2, 18 + q, q + 3, 19 + q] for q in quarters]),
-            ([[q, q + 1, 16 + q, 17 + q] for q in quarters], [[q + 2, q + 3, 18 + q, 19 + q] for q in quarters]),
-            ([[q + i for i in range(4)] for q in (0, 8, 16, 24)], [[q + i for i in range(4)] for q in (4, 12, 20, 28)]),
-        ]
-        for low, high in [*rounds, rounds[-1]]:
-            low_order, high_order = (list(chain.from_iterable(part)) for part in (low, high))
-            vectors = [
-                b.fadd(self.shuffle(x, y, low_order), self.shuffle(x, y, high_order))
-                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
-
-
-def lanes_for(head_dim: int) -> int:
-    """The widest vector that divides a head."""
-    return math.gcd(head_dim, 16)
-
-
-def offset(builder: Any, address: Any, count: int) -> Any:
-    """An address `count` bytes further."""
-    return builder.add(address, ir.Constant(I64, count)) if count else address
 
 
 @intrinsic(prefer_literal=True)
@@ -297,14 +167,8 @@ def prefetch(typingctx: Any, address: Any, stride: Any, count: Any, size: Any) -
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, stride = arguments[:2]
-        pointer = ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]  # to read, into the second-level cache, data
         for row in range(rows):
-            start = builder.add(address, builder.mul(stride, ir.Constant(I64, row)))
-            for line in range(0, bytes_, 64):
-                builder.call(function, [builder.inttoptr(offset(builder, start, line), pointer), *hints])
+            emit_prefetch(builder, builder.add(address, builder.mul(stride, ir.Constant(I64, row))), bytes_)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, count, size), generate
@@ -356,56 +220,3 @@ def merge_state(typingctx: Any, target: Any, source: Any, group: Any, head_dim: 
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, group, head_dim), generate
-
-
-@intrinsic
-def take_ticket(typingctx: Any, address: Any) -> Any:
-    """Atomically add one to the int64 at an address, and return what it was."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], I64.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(I64, 1), "monotonic")
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def load_int64(typingctx: Any, address: Any) -> Any:
-    """The int64 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], I64.as_pointer()))
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def load_float64(typingctx: Any, address: Any) -> Any:
-    """The float64 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.DoubleType().as_pointer()))
-
-    return types.float64(types.int64), generate
-
-
-@intrinsic
-def load_int32(typingctx: Any, address: Any) -> Any:
-    """The int32 at an address, as int64."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        narrow = builder.load(builder.inttoptr(arguments[0], I32.as_pointer()))
-        return builder.sext(narrow, I64)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def load_float32(typingctx: Any, address: Any) -> Any:
-    """The float32 at an address, as float64."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        narrow = builder.load(builder.inttoptr(arguments[0], F32.as_pointer()))
-        return builder.fpext(narrow, ir.DoubleType())
-
-    return types.float64(types.int64), generate

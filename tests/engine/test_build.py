@@ -27,7 +27,7 @@ from engine.loading.weights import Weights
 from engine.model import Decoder
 from engine.protocol import Control
 from engine.sampling_params import SamplingParams
-from kernels import cpu_product, thread_pool
+from kernels import cpu_float_tile, thread_pool
 
 TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, head_dim, float32
@@ -167,7 +167,7 @@ def test_a_built_engine_tells_what_it_is_and_serves(dtype: str) -> None:
     assert tokens == 20
 
 
-@pytest.mark.skipif(not cpu_product.multiplies(torch.float32), reason="without packed weights the file's own are used")
+@pytest.mark.skipif(not cpu_float_tile.multiplies(torch.float32), reason="the file's own weights are used")
 def test_the_file_of_weights_is_let_go_of() -> None:
     core = build_core(TINY)
     assert "model.safetensors" not in Path("/proc/self/maps").read_text()

@@ -25,7 +25,7 @@ from engine.model import Decoder, layer_caches
 from engine.plan import FixedRequest, PlannedRow
 from engine.runner import flatten
 from engine.sampling_params import SamplingParams
-from kernels import cpu_product
+from kernels import cpu_float_tile
 from kernels.attention import AttentionMetadata
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
@@ -95,7 +95,7 @@ def save_random(config: PreTrainedConfig, folder: Path) -> Any:
 @pytest.fixture(params=[Decoder, CPUDecoder])
 def decoder(request: pytest.FixtureRequest) -> type[Decoder] | type[CPUDecoder]:
     """Either of them; machines without the vectors for a compiled step have only the first."""
-    if request.param is CPUDecoder and not cpu_product.multiplies(torch.float32):
+    if request.param is CPUDecoder and not cpu_float_tile.multiplies(torch.float32):
         pytest.skip("this processor has no compiled step")
     return request.param
 
@@ -227,7 +227,7 @@ def test_rows_may_be_wanted_in_any_order_and_twice(decoder: Any, tmp_path: Path)
     torch.testing.assert_close(found, every[wanted], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not cpu_product.multiplies(torch.float32), reason="this processor has no compiled step")
+@pytest.mark.skipif(not cpu_float_tile.multiplies(torch.float32), reason="this processor has no compiled step")
 def test_a_compiled_step_reads_nothing_outside_its_tables(tmp_path: Path) -> None:
     save_random(CASES["llama"], tmp_path)
     fed = Fed(CPUDecoder, tmp_path, random_prompts(COMMON["vocab_size"]))

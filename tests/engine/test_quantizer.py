@@ -24,10 +24,12 @@ from engine.loading.weights import Weights
 from engine.model import Decoder
 from engine.quantizer import Quantizer
 from engine.sampling_params import SamplingParams
-from kernels.cpu_quantized import INT4, INT8, missing_features, unpack_blocks
+from kernels.cpu_panels import INT4, INT8
+from kernels.cpu_quantized_tile import missing_features
 from kernels.quantized_blocks import quantize
 from tests.engine.loading.test_gguf_file import write_gguf
 from tests.engine.test_model import CASES, COMMON, CPU, Fed, random_prompts, save_random
+from tests.kernels.unpacked import unpack_blocks
 
 needs_vnni = pytest.mark.skipif(bool(missing_features()), reason="this processor has no AVX512-VNNI")
 LAYER = "model.layers.0"

@@ -20,7 +20,7 @@ import time
 import torch
 from numba.core.caching import IndexDataCacheFile
 from kernels.cpu_elementwise import Lookup, lookup_worker
-from kernels.cpu_tile import BFLOAT16, FLOAT32
+from kernels.cpu_vectors import BFLOAT16, FLOAT32
 
 save_index = IndexDataCacheFile._save_index
 

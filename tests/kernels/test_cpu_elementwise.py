@@ -17,7 +17,7 @@ from kernels.cpu_elementwise import (
     padded,
     rotation_worker,
 )
-from kernels.cpu_tile import FLOAT32
+from kernels.cpu_vectors import FLOAT32
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 2, 63, 64, 65, 200]

@@ -12,24 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import cpu_product, thread_pool
-from kernels.cpu_product import (
-    ADD,
-    CHUNK_ROWS,
-    KINDS,
-    PANEL,
-    STORE,
-    SWIGLU,
-    TILE_ROWS,
-    PackedWeight,
-    Product,
-    pack_gated,
-    pack_linear,
-    product_worker,
-)
-from kernels.cpu_tile import FLOAT32
+from kernels import cpu_float_tile, thread_pool
+from kernels.cpu_float_tile import TILE_ROWS, pack_gated, pack_linear
+from kernels.cpu_panels import ADD, KINDS, PANEL, STORE, SWIGLU, PackedWeight
+from kernels.cpu_product import CHUNK_ROWS, Product, product_worker
+from kernels.cpu_vectors import FLOAT32
 
-DTYPES = [dtype for dtype in KINDS if cpu_product.multiplies(dtype)]
+DTYPES = [dtype for dtype in KINDS if cpu_float_tile.multiplies(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this processor has no compiled products")
 ROWS = [*range(1, TILE_ROWS + 2), 64, CHUNK_ROWS - 1, CHUNK_ROWS + 1, 2 * CHUNK_ROWS + 5]
 
@@ -119,8 +108,8 @@ def test_large_gates_neither_overflow_nor_vanish(gate: float) -> None:
 
 
 def test_without_the_vectors_no_product_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_product.llvmlite.binding, "get_host_cpu_features", dict)
-    assert not any(cpu_product.multiplies(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    monkeypatch.setattr(cpu_float_tile.llvmlite.binding, "get_host_cpu_features", dict)
+    assert not any(cpu_float_tile.multiplies(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
     assert FLOAT32 in KINDS.values()
 
 

@@ -11,7 +11,7 @@ import torch
 from kernels import thread_pool
 from kernels.cpu_elementwise import Lookup, lookup_worker
 from kernels.cpu_program import Program
-from kernels.cpu_tile import FLOAT32
+from kernels.cpu_vectors import FLOAT32
 
 
 def chain(count: int, rows: int) -> tuple[list[torch.Tensor], torch.Tensor, list[Lookup]]:

@@ -16,8 +16,9 @@ from engine.loading.gguf_blocks import FILE, to_blocks
 from engine.loading.resolve import resolve_model
 from engine.loading.tiny import HEADS, HIDDEN, INTERMEDIATE, KV_HEADS
 from engine.loading.weights import Weights
-from kernels.cpu_quantized import pack_blocks, unpack_blocks
+from kernels.cpu_quantized_tile import pack_blocks
 from tests.engine.loading.test_gguf_file import interleaved, write_gguf
+from tests.kernels.unpacked import unpack_blocks
 
 FORMATS = {
     "attn_q": "Q4_1",

@@ -10,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import cpu_quantized, thread_pool
-from kernels.cpu_product import ADD, KINDS, STORE, SWIGLU, PackedWeight, Product, interleave_gated
-from kernels.cpu_quantized import (
-    TILE_ROWS,
-    missing_features,
-    pack_blocks,
-    quantized_product_worker,
-    unpack_blocks,
-)
+from kernels import thread_pool
+from kernels.cpu_panels import ADD, KINDS, STORE, SWIGLU, PackedWeight, interleave_gated
+from kernels.cpu_product import Product, product_worker
 from kernels.cpu_quantized_rows import ROW_BLOCK, quantize_worker, quantized_rows
+from kernels.cpu_quantized_tile import TILE_ROWS, block_bytes, missing_features, pack_blocks
 from kernels.quantized_blocks import BLOCK, ZERO, quantize
+from tests.kernels.unpacked import unpack_blocks
 
 needs_vnni = pytest.mark.skipif(bool(missing_features()), reason="this processor has no AVX512-VNNI")
 
@@ -57,7 +53,7 @@ def multiply(rows: Tensor, packed: PackedWeight, mode: int, out: Tensor) -> Tens
         out=out.data_ptr(),
         out_row=out.stride(0) * out.element_size(),
     )
-    thread_pool.run(quantized_product_worker(packed.kind, mode, KINDS[out.dtype]), call)
+    thread_pool.run(product_worker(packed.kind, mode, KINDS[out.dtype]), call)
     return out
 
 
@@ -72,7 +68,7 @@ def expected(rows: Tensor, packed: PackedWeight) -> Tensor:
 def test_packing_and_unpacking_gives_the_same_blocks(rows: int, columns: int, bits: int, seed: int) -> None:
     blocks = quantize(random(rows, columns, seed=seed), bits)
     packed = pack_blocks(blocks)
-    assert packed.weight.shape[2] == cpu_quantized.block_bytes(bits) == packed.weight.stride(1)
+    assert packed.weight.shape[2] == block_bytes(bits) == packed.weight.stride(1)
     found = unpack_blocks(packed)
     assert found.columns == blocks.columns
     assert torch.equal(found.values, blocks.values)
