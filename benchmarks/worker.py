@@ -27,9 +27,7 @@ SAY_EVERY = 1.0  # seconds
 
 
 class Peer(Protocol):
-    """What a module of `benchmarks.peers` makes of `Settings` with its `make`."""
-
-    facts: Facts | None
+    """What a module of `benchmarks.peers` makes of `Settings` with its `make`; one makes `Facts`, and is done."""
 
     def run(self, do: Do, say: Callable[[str], None]) -> Run: ...
 
@@ -76,15 +74,17 @@ def main() -> None:
     os.dup2(2, 1)
     choose_threads(kind)
     try:
-        make: Callable[[Settings], Peer] = importlib.import_module(KINDS[kind]).make
+        make: Callable[[Settings], Peer | Facts] = importlib.import_module(KINDS[kind]).make
         peer = make(settings)
     except Exception as error:  # whatever it is, it is to be told and not to end the comparison
         out.write(encode(Failed(f"{type(error).__name__}: {error}")) + b"\n")
         out.flush()
         return
-    out.write(encode(Ready(peer.facts)) + b"\n")
+    facts = peer if isinstance(peer, Facts) else None
+    out.write(encode(Ready(facts)) + b"\n")
     out.flush()
-    serve(peer, sys.stdin.buffer, out)
+    if not isinstance(peer, Facts):
+        serve(peer, sys.stdin.buffer, out)
 
 
 if __name__ == "__main__":

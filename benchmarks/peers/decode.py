@@ -22,8 +22,6 @@ from engine.protocol import Record
 class Decode:
     """`run` gives the seconds of as many such steps as the work has outputs, and the mean of their parts."""
 
-    facts = None
-
     def __init__(self, settings: Settings) -> None:
         self.core: EngineCore = build_core(engine_config(settings))
         look_rarely()

@@ -2,8 +2,9 @@
 
 Per layer qkv, output, gate_up and down, each layer with weights of its own so that caches do not help, and the output
 layer for the rows that were sampled. As in the engine, the last layer's products past its keys and values are made
-for the sampled rows alone. On CPUs oneDNN multiplies weights that it has packed beforehand; a step of few tokens is
-made with one thread too, and the faster counts. No norms, no rotation, no attention, no sampling.
+for the sampled rows alone. `engine.linear` has the fastest way torch knows, on CPUs oneDNN's with weights packed
+beforehand; a step of few tokens is made with one thread too, and the faster counts. No norms, no rotation, no
+attention, no sampling.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.messages import Do, Run, Settings, StepShape
 from engine.build import choose_device, choose_dtype
+from engine.linear import Linear
 from engine.loading.config import ModelConfig
 from engine.loading.resolve import resolve_model
 
 FEW_TOKENS = 32
 MOST_PASSES, ENOUGH_SECONDS = 8, 0.4  # for a size of step: it ends with the first of the two
 
-Product = Callable[[Tensor], Tensor]
-
 
 class Floor:
-    facts = None
-
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         query = config.num_heads * config.head_dim
@@ -41,8 +38,8 @@ class Floor:
             "down": (hidden, inner),
         }
 
-        def product(rows: int, columns: int) -> Product:
-            return make_product(torch.randn(rows, columns, device=device).mul_(0.02).to(dtype))
+        def product(rows: int, columns: int) -> Linear:
+            return Linear(torch.randn(rows, columns, device=device).mul_(0.02).to(dtype))
 
         self.layers = [{name: product(*shape) for name, shape in shapes.items()} for _ in range(config.num_layers)]
         self.head = product(config.vocab_size, hidden)
@@ -82,13 +79,13 @@ class Floor:
         middle = statistics.median_low([sum(one.values()) for one in passes])
         return next(one for one in passes if sum(one.values()) == middle)
 
-    def _pass(self, shape: StepShape, layers: list[dict[str, Product]]) -> dict[str, float]:
+    def _pass(self, shape: StepShape, layers: list[dict[str, Linear]]) -> dict[str, float]:
         whole = self._inputs(shape.tokens)
         wanted = self._inputs(shape.sampled)
         spent = dict.fromkeys([*self._columns, "head"], 0.0)
-        for i, layer in enumerate(layers):
+        for layer in layers:
             for name, product in layer.items():
-                last = i == len(self.layers) - 1 and name != "qkv"
+                last = layer is self.layers[-1] and name != "qkv"
                 inputs = (wanted if last else whole)[name]
                 if inputs.shape[0]:
                     spent[name] += self._timed(product, inputs)
@@ -102,26 +99,12 @@ class Floor:
             for name, columns in self._columns.items()
         }
 
-    def _timed(self, product: Product, inputs: Tensor) -> float:
+    def _timed(self, product: Linear, inputs: Tensor) -> float:
         begun = time.perf_counter()
         product(inputs)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - begun
-
-
-def make_product(weight: Tensor) -> Product:
-    """x [T, in] to x W^T [T, out], by the fastest way torch has for this weight's device and dtype."""
-    if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32):
-        try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-            run = torch.ops.mkldnn._linear_pointwise
-            run(torch.ones(1, weight.shape[1], dtype=weight.dtype), packed, None, "none", [], "")
-        except (AttributeError, RuntimeError, NotImplementedError):
-            pass
-        else:
-            return lambda x: run(x, packed, None, "none", [], "")
-    return lambda x: F.linear(x, weight)
 
 
 @contextmanager

@@ -33,8 +33,6 @@ class Clock:
 
 
 class Generate:
-    facts = None
-
     def __init__(self, model: Any) -> None:
         self.model = model
         self._best: dict[tuple[str, int, int], int] = {}  # batch size by work: a warm-up tells nothing of the whole

@@ -19,8 +19,6 @@ NEVER = -1  # an end token that does not exist
 class GenerateBatch:
     """`kv_tokens` is the room for keys and values."""
 
-    facts = None
-
     def __init__(self, model: Any, kv_tokens: int) -> None:
         self.model = model
         self.config = ContinuousBatchingConfig(

@@ -20,8 +20,6 @@ from engine.sampling_params import SamplingParams
 
 
 class Offline:
-    facts = None
-
     def __init__(self, settings: Settings) -> None:
         self.core: EngineCore = build_core(engine_config(settings))
         look_rarely()

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from benchmarks.messages import Settings, StepShape
 from benchmarks.participants import PeerError, Server
-from benchmarks.peers.facts import FactFinder
+from benchmarks.peers import facts
 from benchmarks.works import make_work
 from engine.loading.resolve import resolve_model
 
@@ -60,10 +60,10 @@ def test_weights_are_not_counted_twice(tmp_path, monkeypatch):
     """A GGUF file's blocks lie beside the floats that were read from them."""
     monkeypatch.setenv("PAGED_TOP_CACHE", str(tmp_path))
     settings = Settings("tiny", "bfloat16", 1 << 20, 512)
-    before = FactFinder(settings).facts
+    before = facts.make(settings)
     folder = resolve_model("tiny").folder
     save_file({"blocks.q4_1": torch.zeros(100, 20, dtype=torch.uint8)}, folder / "blocks.safetensors")
-    assert FactFinder(settings).facts == before
+    assert facts.make(settings) == before
 
 
 def test_ctrl_c_ends_everyone_and_tells_what_there_is():
