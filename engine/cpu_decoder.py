@@ -14,18 +14,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.cpu_step import CPUStep, KVCache, Layer, Shape
+from engine.cpu_step import CPUStep, Layer, Shape
 from engine.loading.config import ModelConfig
 from engine.loading.weights import Weights
-from engine.model import Decoder
+from engine.model import Decoder, KVCache, allocate_kv
 from engine.protocol import Parts
 from engine.quantizer import Quantizer
 from engine.rope import inverse_frequencies
 from kernels import cpu, cpu_float_tile, thread_pool
 from kernels.attention import AttentionMetadata
 from kernels.cpu_elementwise import padded
-from kernels.cpu_panels import PANEL, STORE, PackedWeight, is_quantized
-from kernels.cpu_product import Product, product_worker
+from kernels.cpu_panels import STORE, PackedWeight, is_quantized
+from kernels.cpu_product import product_call, product_worker
 from kernels.cpu_program import Program
 from kernels.cpu_quantized_rows import quantize_worker, quantized_rows
 from kernels.cpu_vectors import FLOAT32
@@ -76,10 +76,8 @@ class CPUDecoder:
         self._logits = torch.empty(0)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> Tensor:
-        """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together."""
-        config = self.config
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        return torch.zeros(shape, dtype=self.dtype).movedim(2, 0)
+        """See `engine.model.allocate_kv`."""
+        return allocate_kv(self.config, num_blocks, block_size, self.dtype, self.device)
 
     def forward(
         self,
@@ -120,17 +118,7 @@ class CPUDecoder:
         if is_quantized(self._head.kind):
             hidden, quantization = quantized_rows(hidden, self._head.columns)
             stages.append((quantize_worker(cpu.KINDS[self.dtype]).address, ctypes.addressof(quantization)))
-        call = Product(
-            num_rows=rows,
-            num_panels=width // PANEL,
-            steps=self._head.steps,
-            input=hidden.data_ptr(),
-            input_row=hidden.stride(0) * hidden.element_size(),
-            weight=self._head.weight.data_ptr(),
-            bias=self._head.bias.data_ptr(),
-            out=self._logits.data_ptr(),
-            out_row=width * self._logits.element_size(),
-        )
+        call = product_call(hidden, self._head, self._logits)
         worker = product_worker(self._head.kind, STORE, FLOAT32)
         seconds = Program([*stages, (worker.address, ctypes.addressof(call))]).run()
         if self.parts is not None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.model import KVCache
 from kernels import cpu
 from kernels.attention import AttentionMetadata
 from kernels.cpu_elementwise import (
@@ -34,7 +35,6 @@ from kernels.cpu_program import Program
 from kernels.cpu_quantized_rows import Quantization, quantize_worker, row_bytes
 from kernels.cpu_vectors import FLOAT32
 
-KVCache = tuple[Tensor, Tensor]  # keys, values: [num_blocks, num_kv_heads, block_size, head_dim]
 Calls = npt.NDArray[Any]
 Stage = tuple[str, Any, Calls, int]  # the part it belongs to, worker, calls, and which of them
 PRODUCTS = ("qkv", "output", "gate_up", "down")

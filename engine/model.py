@@ -66,10 +66,8 @@ class Decoder:
         self.rotary = RotaryTables(config.rope, config.head_dim, max_positions, self.dtype, self.device)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> Tensor:
-        """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together."""
-        config = self.config
-        shape = (len(self.layers), 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        return torch.zeros(shape, dtype=self.cache_dtype, device=self.device).movedim(2, 0)
+        """See `allocate_kv`."""
+        return allocate_kv(self.config, num_blocks, block_size, self.cache_dtype, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -153,6 +151,14 @@ class Decoder:
         query_key = self.rotary.rotate(query_key, *angles)
         write_kv(query_key[:, queries:], value, key_cache, value_cache, metadata)
         return query_key[:, :queries]
+
+
+def allocate_kv(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together."""
+    shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device).movedim(2, 0)
 
 
 def layer_caches(blocks: Tensor) -> list[KVCache]:

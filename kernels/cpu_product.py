@@ -9,11 +9,12 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from kernels import cpu_float_tile, cpu_quantized_tile
 from kernels.compile_cache import compile_worker
 from kernels.cpu_call import integers, load_int64, offsets, take_ticket
-from kernels.cpu_panels import LANES, PANEL, SWIGLU, is_quantized
+from kernels.cpu_panels import LANES, PANEL, SWIGLU, PackedWeight, is_quantized
 from kernels.cpu_vectors import I64, ITEM_SIZES
 
 CHUNK_ROWS = 192  # rows of a piece: their inputs stay in the core's second cache
@@ -30,6 +31,21 @@ class Product(ctypes.Structure):
 
     _fields_ = integers(
         "ticket", "num_rows", "num_panels", "steps", "input", "input_row", "weight", "bias", "out", "out_row"
+    )
+
+
+def product_call(input: Tensor, packed: PackedWeight, out: Tensor) -> Product:
+    """The call that multiplies the rows of `input` into those of `out`, which must both outlive it."""
+    return Product(
+        num_rows=input.shape[0],
+        num_panels=len(packed.bias) // PANEL,
+        steps=packed.steps,
+        input=input.data_ptr(),
+        input_row=input.stride(0) * input.element_size(),
+        weight=packed.weight.data_ptr(),
+        bias=packed.bias.data_ptr(),
+        out=out.data_ptr(),
+        out_row=out.stride(0) * out.element_size(),
     )
 
 

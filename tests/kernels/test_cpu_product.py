@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kernels import cpu_float_tile, thread_pool
 from kernels.cpu_float_tile import TILE_ROWS, pack_gated, pack_linear
-from kernels.cpu_panels import ADD, KINDS, PANEL, STORE, SWIGLU, PackedWeight
-from kernels.cpu_product import CHUNK_ROWS, Product, product_worker
+from kernels.cpu_panels import ADD, KINDS, STORE, SWIGLU, PackedWeight
+from kernels.cpu_product import CHUNK_ROWS, product_call, product_worker
 from kernels.cpu_vectors import FLOAT32
 
 DTYPES = [dtype for dtype in KINDS if cpu_float_tile.multiplies(dtype)]
@@ -26,18 +26,7 @@ ROWS = [*range(1, TILE_ROWS + 2), 64, CHUNK_ROWS - 1, CHUNK_ROWS + 1, 2 * CHUNK_
 def multiply(x: Tensor, packed: PackedWeight, mode: int, out: Tensor) -> Tensor:
     """Run the product; `x` is padded as its reader wants, `out` keeps what lies past the packed outputs."""
     padded = F.pad(x, (0, x.shape[1] % 2)).contiguous()
-    call = Product(
-        num_rows=len(x),
-        num_panels=len(packed.bias) // PANEL,
-        steps=packed.steps,
-        input=padded.data_ptr(),
-        input_row=padded.stride(0) * padded.element_size(),
-        weight=packed.weight.data_ptr(),
-        bias=packed.bias.data_ptr(),
-        out=out.data_ptr(),
-        out_row=out.stride(0) * out.element_size(),
-    )
-    thread_pool.run(product_worker(packed.kind, mode, KINDS[out.dtype]), call)
+    thread_pool.run(product_worker(packed.kind, mode, KINDS[out.dtype]), product_call(padded, packed, out))
     return out
 
 

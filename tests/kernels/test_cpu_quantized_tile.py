@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels import thread_pool
 from kernels.cpu_panels import ADD, KINDS, STORE, SWIGLU, PackedWeight, interleave_gated
-from kernels.cpu_product import Product, product_worker
+from kernels.cpu_product import product_call, product_worker
 from kernels.cpu_quantized_rows import ROW_BLOCK, quantize_worker, quantized_rows
 from kernels.cpu_quantized_tile import TILE_ROWS, block_bytes, missing_features, pack_blocks
 from kernels.quantized_blocks import BLOCK, ZERO, quantize
@@ -42,18 +42,7 @@ def parts(row: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def multiply(rows: Tensor, packed: PackedWeight, mode: int, out: Tensor) -> Tensor:
-    call = Product(
-        num_rows=rows.shape[0],
-        num_panels=packed.weight.shape[0],
-        steps=packed.steps,
-        input=rows.data_ptr(),
-        input_row=rows.stride(0),
-        weight=packed.weight.data_ptr(),
-        bias=packed.bias.data_ptr(),
-        out=out.data_ptr(),
-        out_row=out.stride(0) * out.element_size(),
-    )
-    thread_pool.run(product_worker(packed.kind, mode, KINDS[out.dtype]), call)
+    thread_pool.run(product_worker(packed.kind, mode, KINDS[out.dtype]), product_call(rows, packed, out))
     return out
 
 
