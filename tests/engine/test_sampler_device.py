@@ -85,5 +85,10 @@ def test_halving_finds_the_same_bounds(seed, sharpness, limits):
     samplings = [SamplingParams(max_tokens=1, top_k=k, top_p=p) for k, p in limits]
     expected = sampler._least_kept(probabilities, samplings)
     found = least_kept_by_halving(probabilities, samplings)
-    for row, one, other in zip(probabilities, expected, found, strict=True):
-        assert (row >= one).sum() == (row >= other).sum()
+    for row, sampling, one, other in zip(probabilities.double(), samplings, expected, found, strict=True):
+        kept, kept_by_halving = row >= one, row >= other
+        if not kept.equal(kept_by_halving):  # float32 sums of a mass this near to top_p may fall on either side of it
+            best = row.sort(descending=True).values[: sampling.top_k or VOCABULARY]
+            fewer = min(row[kept].sum(), row[kept_by_halving].sum())
+            assert abs(fewer / row[row >= best[-1]].sum() - sampling.top_p) < 2e-6
+            assert row[kept != kept_by_halving].unique().numel() == 1
