@@ -223,7 +223,8 @@ def _least_kept(probabilities: Tensor, samplings: Sequence[SamplingParams]) -> T
     kth = best.gather(1, (top_k.clamp(max=width) - 1)[:, None])
     kept = best.to(torch.float64).masked_fill(limited[:, None] & (best < kth), 0.0)
     every = _chunks(probabilities, 0.0).sum(dim=-1).sum(dim=-1, dtype=torch.float64)
-    total = torch.where(limited, kept.sum(dim=-1), every)
+    equals = (probabilities == kth).sum(dim=-1) - (best == kth).sum(dim=-1)  # of the k-th, beyond the sorted ones
+    total = torch.where(limited, kept.sum(dim=-1) + equals * kth[:, 0].to(torch.float64), every)
     missing = kept.cumsum(dim=-1) < (top_p * total)[:, None]
     last = missing.sum(dim=-1).clamp(max=width - 1)
     nucleus = torch.where(top_p < 1, best.gather(1, last[:, None])[:, 0], 0.0)

@@ -92,3 +92,13 @@ def test_halving_finds_the_same_bounds(seed, sharpness, limits):
             fewer = min(row[kept].sum(), row[kept_by_halving].sum())
             assert abs(fewer / row[row >= best[-1]].sum() - sampling.top_p) < 2e-6
             assert row[kept != kept_by_halving].unique().numel() == 1
+
+
+@pytest.mark.parametrize("find", [sampler._least_kept, least_kept_by_halving])
+def test_top_p_is_a_share_of_every_equal_that_top_k_leaves(find, monkeypatch):
+    monkeypatch.setattr(sampler, "NUCLEUS_GUESS", 1)  # only the best three are sorted
+    probabilities = torch.tensor([[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]])
+    # Of 1.0 that are left, the first two have 0.6; of the first three alone they would have 0.86.
+    sampling = SamplingParams(max_tokens=1, top_k=3, top_p=0.65)
+    assert find(probabilities, [sampling]).item() == pytest.approx(0.1)
+    assert find(probabilities, [SamplingParams(max_tokens=1, top_k=3, top_p=0.59)]).item() == pytest.approx(0.2)
