@@ -106,7 +106,7 @@ class PagedTop(App[int]):
 
     def draw_frame(self) -> None:
         frame = self.frame()
-        pool = len(frame.view.cells) if frame.view else 0
+        pool = len(frame.view.blocks) if frame.view else 0
         if pool != self._pool:
             self._pool = pool
             self._arrange()
@@ -145,7 +145,8 @@ class PagedTop(App[int]):
             self.say("there is nothing to pause yet", bad=True)
             return
         self._paused = not self._paused
-        self.held = self.session.view() if self._paused else None
+        view = self.session.view() if self._paused else None
+        self.held = view.frozen() if view else None
         self._records_at_pause = feed.records if feed else 0
         self.draw_frame()
 

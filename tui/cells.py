@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocol import Block, Copy, EngineInfo, RequestState
+from engine.protocol import Copy
+from tui.block_columns import UNKNOWN
+from tui.history import Step
 from tui.look import HUES
+from tui.view import COPIES_SHOWN, View
 
 FREE, CACHED, HOLE, RESERVED, FILLING, FULL, SHARED = range(7)
-_STATES = {
-    "free": FREE,
-    "cached": CACHED,
-    "reserved": RESERVED,
-    "filling": FILLING,
-    "full": FULL,
-    "shared": SHARED,
-}
+_CODES = np.array([FREE, CACHED, RESERVED, FILLING, FULL, SHARED], np.uint8)  # by `block_columns` code
 NOBODY = 255
 UNMARKED, SOURCE, TARGET = range(3)
 
@@ -42,38 +39,20 @@ class Cells:
     blocks_per_cell: int = 1
 
     @classmethod
-    def of(
-        cls,
-        engine: EngineInfo,
-        blocks: Mapping[int, Block],
-        requests: Iterable[RequestState],
-        hues: Mapping[str, int],
-        holes: bool,
-        copies: Sequence[Copy] = (),
-    ) -> Cells:
-        """Cells of a whole pool. With `holes`, what is too short for the next reservation is marked."""
-        count = engine.num_blocks
-        state = np.zeros(count, np.uint8)
-        filled = np.zeros(count, np.int64)
-        references = np.zeros(count, np.uint8)
-        if blocks:
-            ids = np.fromiter(blocks, np.int64, len(blocks))
-            rows = blocks.values()
-            state[ids] = np.fromiter((_STATES[block.state] for block in rows), np.uint8, len(blocks))
-            filled[ids] = np.fromiter((block.filled for block in rows), np.int64, len(blocks))
-            references[ids] = np.fromiter((min(block.references, 255) for block in rows), np.uint8, len(blocks))
-        hue = np.full(count, NOBODY, np.uint8)
-        for request in requests:
-            if request.table:
-                hue[np.array(request.table)] = hues.get(request.request, 0) % HUES
-        if holes:
-            need = -(-engine.max_model_len // engine.block_size)
-            _mark_short_holes(state, references, need)
-        mark = np.zeros(count, np.uint8)
-        for copy in copies:
+    def of(cls, view: View) -> Cells:
+        """Cells of a whole pool. With external waste, what is too short for the next reservation is marked."""
+        blocks, engine = view.blocks, view.engine
+        state = _CODES[blocks.state]
+        if view.waste.external:
+            _mark_short_holes(state, blocks.references, -(-engine.max_model_len // engine.block_size))
+        mark = np.zeros(len(blocks), np.uint8)
+        for copy in recent_copies(view.steps, view.now):
             mark[copy.source], mark[copy.target] = SOURCE, TARGET
         mark[(state == FREE) | (state == HOLE)] = UNMARKED  # let go of since
-        return cls(state, _levels(filled, engine.block_size), hue, references, mark)
+        owned = (blocks.owner != UNKNOWN) & (blocks.references > 0)
+        hue = np.where(owned, blocks.owner % HUES, NOBODY).astype(np.uint8)
+        references = np.minimum(blocks.references, 255).astype(np.uint8)
+        return cls(state, _levels(blocks.filled, engine.block_size), hue, references, mark)
 
     def __len__(self) -> int:
         return len(self.state)
@@ -115,16 +94,23 @@ class Cells:
         )
 
 
-def _levels(filled: npt.NDArray[np.int64], block_size: int) -> Bytes:
+def _levels(filled: npt.NDArray[np.int32], block_size: int) -> Bytes:
     """Eighths of a block: 0 only when empty, 8 only when full."""
     levels = np.ceil(filled * 8 / block_size)
     return np.where(filled >= block_size, 8, np.minimum(levels, 7)).astype(np.uint8)
 
 
-def _mark_short_holes(state: Bytes, references: Bytes, need: int) -> None:
+def _mark_short_holes(state: Bytes, references: npt.NDArray[np.int32], need: int) -> None:
     """Mark blocks nobody holds that lie in runs shorter than `need`, as the engine's external waste counts them."""
     idle = np.concatenate(([0], (references == 0).astype(np.int8), [0]))
     edges = np.flatnonzero(np.diff(idle))
     for start, end in zip(edges[::2], edges[1::2], strict=True):
         if end - start < need:
             state[start:end] = HOLE
+
+
+def recent_copies(steps: Sequence[Step], now: float) -> list[Copy]:
+    """Of the last step and those just before it, which may all fall between two frames; the latest last."""
+    before = takewhile(lambda step: step.time > now - COPIES_SHOWN, islice(reversed(steps), 1, None))
+    recent = [*steps[-1:], *before]
+    return [copy for step in reversed(recent) for copy in step.copies]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice, takewhile
 
-from engine.protocol import Copy, Gap, Record, Snapshot
-from tui.cells import Cells
+from engine.protocol import Gap, Record, Snapshot
 from tui.client import Engine, NotAnEngine, Unreachable
 from tui.fold import EngineFold, MissingRecords
-from tui.history import History, Step
-from tui.view import COPIES_SHOWN, VIEW_STEPS, Link, Phase, View
+from tui.history import History
+from tui.view import VIEW_STEPS, Link, Phase, View
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0)  # seconds before the next try; the last one for ever after
 GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
@@ -145,7 +143,6 @@ class Feed:
             return None
         # While a step is under way, what it does is not known yet: figures end with the last record.
         now = fold.time if history.lanes else self.now
-        hues = {request: history.hue(request) for request in history.lanes}
         return View(
             now=now,
             uptime=self.now - fold.engine.started,
@@ -159,23 +156,10 @@ class Feed:
             counters=fold.counters,
             host_blocks=fold.host_blocks,
             requests=dict(fold.requests),
-            cells=Cells.of(
-                fold.engine,
-                fold.blocks,
-                fold.requests.values(),
-                hues,
-                holes=fold.waste.external > 0,
-                copies=_recent_copies(history.steps, now),
-            ),
+            ordinals=dict(fold.ordinals),
+            blocks=fold.blocks,
+            record=fold.record,
             steps=tuple(history.steps[-VIEW_STEPS:]),
             lanes=dict(history.lanes),
-            hues=hues,
             history=history,
         )
-
-
-def _recent_copies(steps: Sequence[Step], now: float) -> list[Copy]:
-    """Of the last step and those just before it, which may all fall between two frames; the latest last."""
-    before = takewhile(lambda step: step.time > now - COPIES_SHOWN, islice(reversed(steps), 1, None))
-    recent = [*steps[-1:], *before]
-    return [copy for step in reversed(recent) for copy in step.copies]

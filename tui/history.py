@@ -46,6 +46,8 @@ class State(Protocol):
     @property
     def requests(self) -> dict[str, RequestState]: ...
 
+    def ordinal(self, request: str) -> int: ...
+
 
 class Totals(NamedTuple):
     """Sums over every record up to a moment; in the middle of a step, a part of it."""
@@ -164,9 +166,7 @@ class History:
         self._preempted: list[tuple[float, Preempted]] = []
         self._gaps: list[tuple[float, float]] = []  # stretches whose records are missing
         self._lanes: dict[str, int] = {}
-        self._hues: dict[str, int] = {}
         self._last_token: dict[str, float] = {}
-        self._joins = 0
         self._control: Control | None = None
         self._waste = WasteLedger()  # as the last record or snapshot told it
         self._pending_missing = 0
@@ -185,13 +185,6 @@ class History:
         """The lane of every request in the batch."""
         return self._lanes
 
-    def hue(self, request: str) -> int:
-        """A number that goes with a request while it lives: neighbours in age differ."""
-        if request not in self._hues:
-            self._hues[request] = self._joins
-            self._joins += 1
-        return self._hues[request]
-
     def begin(self, snapshot: Snapshot, missing: int = 0) -> None:
         """Start, or go on after `missing` lost records, from a snapshot of the same engine."""
         self._columns.clear()
@@ -206,8 +199,6 @@ class History:
             del self._lanes[request]
         for request in (r.request for r in snapshot.requests if r.status != "waiting"):
             self._enter(request)
-        for request in [name for name in self._hues if name not in alive]:
-            del self._hues[request]
 
     def observe(self, record: Record, state: State) -> None:
         """Take one record; `state` is as it was before it."""
@@ -228,7 +219,7 @@ class History:
             self._enter(joined.request)
         self._add(record, began)
         if record.rows:
-            self._add_step(record, switched)
+            self._add_step(record, switched, state)
         for left in record.left:
             self._forget(left.request)
         self._trim()
@@ -294,7 +285,6 @@ class History:
             return
         taken = set(self._lanes.values())
         self._lanes[request] = next(lane for lane in range(len(taken) + 1) if lane not in taken)
-        self.hue(request)
 
     def _leave_before(self, request: str, end: End) -> None:
         """A request left the batch before this step was planned: the mark goes on the last step it was in."""
@@ -307,7 +297,7 @@ class History:
             self.steps[-1].cells[lane] = Cell(request, cell.kind, cell.hue, end)
 
     def _forget(self, request: str) -> None:
-        for known in (self._lanes, self._hues, self._last_token):
+        for known in (self._lanes, self._last_token):
             known.pop(request, None)
 
     def _measure_latencies(self, record: Record, state: State) -> None:
@@ -365,11 +355,11 @@ class History:
             internal_slot_seconds=last.internal_slot_seconds + waste.internal * seconds,
         )
 
-    def _add_step(self, record: Record, switched: bool) -> None:
+    def _add_step(self, record: Record, switched: bool, state: State) -> None:
         ends: dict[str, End] = {left.request: "finished" for left in record.held}
         ends |= {left.request: _ending(left) for left in record.left}
         cells = {
-            self._lanes[row.request]: Cell(row.request, row.kind, self.hue(row.request), ends.get(row.request, ""))
+            self._lanes[row.request]: Cell(row.request, row.kind, state.ordinal(row.request), ends.get(row.request, ""))
             for row in record.rows
             if row.request in self._lanes
         }

@@ -42,6 +42,14 @@ class Glyphs:
     horizontal: str = "─"
     vertical: str = "│"
     dash: str = "—"
+    branch: str = "├╴"
+    last_branch: str = "└╴"
+    trunk: str = "│ "
+    right: str = "▸"
+    down_open: str = "▾"
+    taken: str = "✚"
+    released: str = "▿"
+    waiting: str = "░"
     ascii: bool = False
 
 
@@ -78,6 +86,14 @@ ASCII = Glyphs(
     horizontal="-",
     vertical="|",
     dash="-",
+    branch="|-",
+    last_branch="`-",
+    trunk="| ",
+    right=">",
+    down_open="v",
+    taken="+",
+    released="-",
+    waiting="_",
     ascii=True,
 )
 
@@ -116,11 +132,30 @@ _COLOURS = {
     "latency": "#d2a8ff",
     "queue": "#f0b429",
     "switch": "bold #f5c542",
+    "front": "bold reverse #79c0ff",
+    "cursor": "bold reverse #e6edf3",
+    "lit": "bold #f0b429",
+    "unlit": "#30363d",
+    "changed": "bold #ffffff",
+    "selected": "bold #f0b429",
+    "waiting": "#6e7681",
+    "axis": "#6e7681",
+    "heat0": "#f5c542",
+    "heat1": "#d19a66",
+    "heat2": "#c678dd",
+    "heat3": "#61afef",
+    "heat4": "#56708f",
     **{f"hue{index}": colour for index, colour in enumerate(_HUE_COLOURS)},
 }
 
 _PLAIN = {
-    name: "bold" if "bold" in style else "dim" if name in ("dim", "faint", "border", "free") else ""
+    name: "reverse"
+    if "reverse" in style
+    else "bold"
+    if "bold" in style
+    else "dim"
+    if name in ("dim", "faint", "border", "free", "unlit", "waiting")
+    else ""
     for name, style in _COLOURS.items()
 }
 

@@ -137,7 +137,7 @@ def _ascii(text: str) -> str:
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     """The whole screen: exactly `height` lines of `width` cells."""
-    places = arrange(width, height, len(frame.view.cells) if frame.view else 0)
+    places = arrange(width, height, len(frame.view.blocks) if frame.view else 0)
     if not places:
         return [fit(line, width) for line in too_small(width, height)]
     rows: list[list[tuple[int, Line]]] = [[] for _ in range(height)]

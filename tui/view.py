@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.protocol import (
@@ -11,12 +11,15 @@ from engine.protocol import (
     EngineInfo,
     PoolTotals,
     Queue,
+    Record,
     RequestState,
     SharingLedger,
     WasteLedger,
 )
-from tui.cells import Cells
+from tui.block_columns import BlockColumns
+from tui.focus import FIRST_FOCUS, Focus
 from tui.history import History, Step
+from tui.look import HUES
 
 Phase = Literal["starting", "connecting", "live", "reconnecting", "foreign", "ended"]
 
@@ -70,16 +73,27 @@ class View:
     counters: Counters
     host_blocks: int  # of the swap space, in use
     requests: dict[str, RequestState]
-    cells: Cells
+    ordinals: dict[str, int]
+    blocks: BlockColumns = field(repr=False)  # the live ones: they change when the feed goes on
+    record: Record | None  # the last one; None: only a snapshot was seen
     steps: tuple[Step, ...]
     lanes: dict[str, int]
-    hues: dict[str, int]
     history: History = field(repr=False)  # asked only about times up to `now`
+
+    def frozen(self) -> View:
+        """One that stays as it is while the feed goes on."""
+        return replace(self, blocks=self.blocks.copy())
+
+    def hue(self, request: str) -> int:
+        """The number of a request's colour."""
+        return self.ordinals.get(request, 0) % HUES
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`view` is None until a first snapshot was read."""
+    """`view` is None until a first snapshot was read. `step` is the record of the step under the batch's cursor."""
 
     status: Status
     view: View | None
+    focus: Focus = FIRST_FOCUS
+    step: Record | None = None

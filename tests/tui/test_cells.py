@@ -41,7 +41,7 @@ def test_cells_by_state_are_the_pool_totals_at_every_step(simulated, fold, alloc
     holes_seen = 0
     for end in range(5, len(items) + 1, 9):
         view = fold(items[:end]).view()
-        counts = np.bincount(view.cells.state, minlength=7)
+        counts = np.bincount(Cells.of(view).state, minlength=7)
         pool = view.pool
         assert counts[HOLE] * view.engine.block_size == view.waste.external
         assert counts[FREE] + counts[CACHED] + counts[HOLE] == pool.free + pool.cached
@@ -49,7 +49,7 @@ def test_cells_by_state_are_the_pool_totals_at_every_step(simulated, fold, alloc
         holes_seen += counts[HOLE]
         for state in view.requests.values():
             for block in state.table:
-                assert view.cells.hue[block] != NOBODY
+                assert Cells.of(view).hue[block] != NOBODY
     assert holes_seen > 0
 
 

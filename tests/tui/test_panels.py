@@ -10,7 +10,7 @@ import pytest
 
 from engine.protocol import Control, Parts, Queue, Wait
 from tui import figures, scene
-from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED
+from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED, Cells
 from tui.look import ASCII, UNICODE, Look
 from tui.panels.line import text_of
 from tui.panels.waits import reason
@@ -48,7 +48,7 @@ def test_the_map_has_a_cell_for_each_block(frames):
     glyphs = UNICODE
     for frame in frames:
         rows = [line[1:-1] for line in text("blocks", frame, 80, 20).splitlines()[1:-1]]
-        drawn, pool, cells = "".join(rows), frame.view.pool, frame.view.cells
+        drawn, pool, cells = "".join(rows), frame.view.pool, Cells.of(frame.view)
         marked = Counter(cells.state[cells.mark != UNMARKED].tolist())
         assert drawn.count(glyphs.reserved) == pool.reserved - marked[RESERVED]
         assert drawn.count(glyphs.shared) == pool.shared - marked[SHARED]

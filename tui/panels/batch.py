@@ -67,7 +67,7 @@ def _lanes(
 
 
 def _name(view: View, request: str, label: int, wide: bool) -> tuple[str, str]:
-    role = f"hue{view.hues.get(request, 0) % HUES}"
+    role = f"hue{view.hue(request)}"
     state = view.requests.get(request)
     if not wide or state is None:
         return f" {short_id(request, label - 2)}".ljust(label), role

@@ -20,14 +20,15 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     inner, rows = width - 2, height - 2
     if view is None:
         return box("blocks", [], _waiting(frame, inner, rows), width, height, look.glyphs)
-    columns = columns_for(len(view.cells), inner, rows)
-    cells = view.cells.zoomed(columns * rows)
+    columns = columns_for(len(view.blocks), inner, rows)
+    pool = Cells.of(view)
+    cells = pool.zoomed(columns * rows)
     body = _rows(cells, columns, rows, inner, look)
     zoom = cells.blocks_per_cell
     title = "blocks" if zoom == 1 else f"blocks, {zoom:,} a cell"
     return box(
         title,
-        _shares(view, inner - len(title) - 6, look),
+        _shares(view, int((pool.mark == TARGET).sum()), inner - len(title) - 6, look),
         body,
         width,
         height,
@@ -87,7 +88,7 @@ def _cell(key: int, repeat: int, glyphs: Glyphs) -> tuple[str, str]:
     return glyph * repeat, role
 
 
-def _shares(view: View, room: int, look: Look) -> Line:
+def _shares(view: View, copied: int, room: int, look: Look) -> Line:
     """What share of the pool is held, cached and free, and of the swap space is used; copied blocks, while marked."""
     pool, total = view.pool, view.engine.num_blocks
     used = total - pool.free - pool.cached
@@ -104,7 +105,6 @@ def _shares(view: View, room: int, look: Look) -> Line:
         parts.append([("swap", "dim"), (f" {swapped}", "value")])
     gap = ("  ", "border")
     shares = join(parts, gap, room)
-    copied = int((view.cells.mark == TARGET).sum())
     if not copied:
         return shares
     # At the left end, so that nothing else moves when it comes and goes.

@@ -80,11 +80,15 @@ def box(
     bottom_right: Sequence[Span] = (),
     top_joint: bool = False,
     open_bottom: bool = False,
+    front: bool = False,
 ) -> list[Line]:
-    """A bordered panel of exactly `width` x `height`; `top_joint` continues the box above, whose bottom is open."""
+    """A bordered panel of exactly `width` x `height`; `top_joint` continues the box above, whose bottom is open.
+
+    `front`: the keys go to this one.
+    """
     inner = width - 2
     tops = glyphs.tees if top_joint else glyphs.corners[:2]
-    lines = [_edge(tops, [(f" {title} ", "title")], right, inner, glyphs)]
+    lines = [_edge(tops, [(f" {title} ", "front" if front else "title")], right, inner, glyphs)]
     rows = height - 1 if open_bottom else height - 2
     for index in range(rows):
         content = body[index] if index < len(body) else []

@@ -1,0 +1,89 @@
+"""Where the keyboard and the mouse are: the panel in front, and in each panel what is selected, sorted and zoomed.
+
+Pure data: a panel's `press` and `point` make a new one, and `draw` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+PanelName = Literal["blocks", "batch", "sharing", "ledgers", "requests", "control"]
+PANELS: tuple[PanelName, ...] = ("blocks", "batch", "sharing", "ledgers", "requests", "control")
+
+ColourBy = Literal["owner", "references", "age", "kind"]
+
+
+@dataclass(frozen=True, slots=True)
+class MapFocus:
+    """`block`: under the cursor. `zoom`: how many times 2 the map is nearer than the whole pool; `top`: first block."""
+
+    block: int | None = None
+    zoom: int = 0
+    top: int = 0
+    colour_by: ColourBy = "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFocus:
+    """`step`: the sequence number of the step under the cursor; `top`: the first lane shown."""
+
+    step: int | None = None
+    top: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharingFocus:
+    """`node`: the last block of the selected run of the prefix tree; `closed` runs hide what goes on from them."""
+
+    node: int | None = None
+    top: int = 0
+    closed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersFocus:
+    """`window`: the seconds that plots and quantiles are over; `chart`: the one that is shown large."""
+
+    window: float = 60.0
+    chart: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsFocus:
+    sort: str = "arrived"
+    descending: bool = False
+    filter: str = ""
+    top: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFocus:
+    """`row`: the line under the cursor, over controls, suggestions and the replay."""
+
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """`expanded`: the panel in front has the whole screen. `inspecting`: its selection is told in an overlay.
+
+    `request` is selected in all panels at once: its blocks are lit in the map, its lane in the batch.
+    """
+
+    panel: PanelName = "blocks"
+    expanded: bool = False
+    inspecting: bool = False
+    request: str | None = None
+    map: MapFocus = MapFocus()
+    batch: BatchFocus = BatchFocus()
+    sharing: SharingFocus = SharingFocus()
+    ledgers: LedgersFocus = LedgersFocus()
+    requests: RequestsFocus = RequestsFocus()
+    control: ControlFocus = ControlFocus()
+
+    def but(self, **changes: Any) -> Focus:
+        return replace(self, **changes)
+
+
+FIRST_FOCUS = Focus()
