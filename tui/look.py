@@ -1,10 +1,12 @@
-"""What things look like: one glyph for each meaning, and one colour for each role. Glyphs alone tell everything."""
+"""What things look like: one glyph for each meaning, and a theme's colour for each role. Glyphs alone tell all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-HUES = 10  # colours that tell neighbouring requests apart; a repeat is no error, ids say who is who
+from tui.themes import DARK, HUES, Theme
+
+__all__ = ["ASCII", "HUES", "UNICODE", "Glyphs", "Look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,80 +99,18 @@ ASCII = Glyphs(
     ascii=True,
 )
 
-_HUE_COLOURS = (
-    "#61afef", "#98c379", "#c678dd", "#56b6c2", "#d19a66",
-    "#7f9cf5", "#4fb38a", "#d98ac2", "#8fb8de", "#b5bd68",
-)  # fmt: skip
-
-BACKGROUND = "#0d1117"
-
-_COLOURS = {
-    "text": "#c9d1d9",
-    "dim": "#6e7681",
-    "faint": "#30363d",
-    "border": "#3d4550",
-    "title": "bold #e6edf3",
-    "value": "bold #e6edf3",
-    "key": "bold #f0b429",
-    "good": "#3fb950",
-    "warn": "#f0b429",
-    "bad": "bold #ff7b72",
-    "mode": "bold #79c0ff",
-    "mode-old": "bold #ff9e64",
-    "free": "#3d4550",
-    "hole": "#ff7b72",
-    "cached": "#56708f",
-    "shared": "bold #f5c542",
-    "copied": "bold #ffffff",
-    "reserved": "#a0604f",
-    "prefill": "#e6edf3",
-    "held": "#a0604f",
-    "end": "bold #e6edf3",
-    "waste": "#ff9e64",
-    "speed": "#3fb950",
-    "prefill-speed": "#79c0ff",
-    "latency": "#d2a8ff",
-    "queue": "#f0b429",
-    "switch": "bold #f5c542",
-    "front": "bold reverse #79c0ff",
-    "cursor": "bold reverse #e6edf3",
-    "lit": "bold #f0b429",
-    "unlit": "#30363d",
-    "changed": "bold #ffffff",
-    "selected": "bold #f0b429",
-    "waiting": "#6e7681",
-    "axis": "#6e7681",
-    "heat0": "#f5c542",
-    "heat1": "#d19a66",
-    "heat2": "#c678dd",
-    "heat3": "#61afef",
-    "heat4": "#56708f",
-    **{f"hue{index}": colour for index, colour in enumerate(_HUE_COLOURS)},
-}
-
-_PLAIN = {
-    name: "reverse"
-    if "reverse" in style
-    else "bold"
-    if "bold" in style
-    else "dim"
-    if name in ("dim", "faint", "border", "free", "unlit", "waiting")
-    else ""
-    for name, style in _COLOURS.items()
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Glyphs, and whether there are colours (without: weight alone, as NO_COLOR asks)."""
+    """Glyphs, and the colours of a theme."""
 
     glyphs: Glyphs = UNICODE
-    coloured: bool = True
+    theme: Theme = DARK
 
     def style(self, role: str) -> str:
         """The Rich style definition of a role."""
-        return (_COLOURS if self.coloured else _PLAIN)[role]
+        return self.theme.style(role)
 
     @property
     def background(self) -> str | None:
-        return BACKGROUND if self.coloured else None
+        return self.theme.back

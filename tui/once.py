@@ -17,6 +17,7 @@ from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.look import Look
 from tui.panels.line import text_of
+from tui.themes import MONO
 from tui.view import Frame, Status
 
 OBSERVED = 1.5  # seconds of the stream that a frame has seen, so that its rates and steps are measured
@@ -30,7 +31,7 @@ def frame_text(frame: Frame, width: int, height: int, look: Look) -> str:
 
 def write_frame(frame: Frame, width: int, height: int, look: Look, out: TextIO) -> None:
     """The screen, in colour where `out` is a terminal."""
-    if not (look.coloured and out.isatty()):
+    if look.theme is MONO or not out.isatty():
         print(frame_text(frame, width, height, look), file=out)
         return
     from rich.console import Console

@@ -14,6 +14,7 @@ from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED, Cells
 from tui.look import ASCII, UNICODE, Look
 from tui.panels.line import text_of
 from tui.panels.waits import reason
+from tui.themes import MONO
 from tui.view import Frame, Link, Status
 
 LOOK = Look()
@@ -373,7 +374,7 @@ def test_ascii_is_ascii(frames):
 
 
 def test_no_colour_leaves_no_colour():
-    look = Look(coloured=False)
+    look = Look(theme=MONO)
     roles = ["text", "dim", "hue3", "shared", "hole", "waste", "key", "bad", "free"]
     assert {look.style(role) for role in roles} <= {"", "bold", "dim"}
     assert look.background is None
