@@ -6,12 +6,10 @@ import random
 from collections.abc import Sequence
 
 
-def scaled(arrivals: Sequence[float], speed: float) -> list[float]:
-    """The recorded arrivals, `speed` times as fast; the first one is moved to 0."""
-    if not speed > 0:
-        raise ValueError(f"speed must be above 0, got {speed}")
+def recorded(arrivals: Sequence[float]) -> list[float]:
+    """The recorded arrivals, in seconds of the trace; the first one is moved to 0."""
     first = arrivals[0] if arrivals else 0.0
-    return [(arrival - first) / speed for arrival in arrivals]
+    return [arrival - first for arrival in arrivals]
 
 
 def poisson(count: int, rate: float, seed: int) -> list[float]:

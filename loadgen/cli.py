@@ -179,6 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = _run_options(run)
     add("--mode", str, None, "set the engine's batching first; it stays so", choices=("static", "continuous"))
     add("--alloc", str, None, "set the engine's allocation first; it stays so", choices=("paged", "reserved"))
+    add("--steer", yes_or_no, False, "obey lines on standard input while it runs: 'speed X' and 'stop'")
 
     compare = commands.add_parser(
         "compare", help="static+reserved, then continuous+paged, side by side", epilog=epilog, allow_abbrev=False

@@ -21,8 +21,10 @@ from loadgen.cli import ENGINE_MODEL, EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_NO
 from loadgen.compare import SIDES, ratios
 from loadgen.engine_process import EngineProcess, EngineStartError
 from loadgen.engine_watch import EngineError
+from loadgen.pace import Pace
 from loadgen.replay import Options, RunResult, ServerError, replay
 from loadgen.report import print_comparison, print_report
+from loadgen.steer import listen, obey
 from loadgen.trace import Trace, TraceError, read_trace
 
 EXIT_INTERRUPTED = 130
@@ -142,6 +144,7 @@ async def _run(
     console: Console,
     interrupt: Interrupt,
     label: str = "replay",
+    pace: Pace | None = None,
 ) -> tuple[RunResult, ServerError | None]:
     """One run, and why it ended early if its own engine did: the rest of the trace has nobody to answer it."""
     url, engine = server
@@ -150,7 +153,7 @@ async def _run(
         if death is not None:
             death.add_done_callback(lambda task: None if task.cancelled() else stop.set())
         try:
-            result = await replay(trace, options, url, engine, console, stop, label)
+            result = await replay(trace, options, url, engine, console, stop, label, pace)
         finally:
             if death is not None and not death.done():
                 death.cancel()
@@ -161,8 +164,11 @@ async def _run(
 async def _replay(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
     options = _options(arguments, arguments.mode, arguments.alloc)
     console, out = Console(stderr=True), _stdout()
+    pace = Pace(options.speed)
+    if arguments.steer:
+        listen(lambda line: obey(line, pace, console))
     async with _server(arguments, options, console) as server:
-        result, problem = await _run(trace, options, server, console, interrupt)
+        result, problem = await _run(trace, options, server, console, interrupt, pace=pace)
     with _json_too(arguments, result.document()):
         print_report(result, out, not arguments.no_plots)
     if problem is not None:

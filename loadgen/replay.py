@@ -18,6 +18,7 @@ from loadgen.engine_figures import Figure, Moment, since
 from loadgen.engine_process import EngineProcess
 from loadgen.engine_watch import CALL_TIMEOUT, EngineError, EngineWatch, read_snapshot, set_control
 from loadgen.outcome import Outcome, RequestRecord
+from loadgen.pace import Pace
 from loadgen.progress import Progress, show
 from loadgen.self_watch import SelfWatch
 from loadgen.session import Setting, run_session
@@ -98,10 +99,10 @@ async def find_model(http: aiohttp.ClientSession, url: str, wanted: str | None) 
 
 
 def session_starts(sessions: Sequence[Session], options: Options) -> list[float]:
-    """When each session starts, in seconds from the start of the run."""
+    """When each session starts: in seconds of the trace from its start, or with a rate in those of the clock."""
     if options.rate is not None:
         return arrivals.poisson(len(sessions), options.rate, options.seed)
-    return arrivals.scaled([session.arrival for session in sessions], options.speed)
+    return arrivals.recorded([session.arrival for session in sessions])
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
@@ -112,12 +113,16 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def _play(
-    sessions: Sequence[Session], starts: Sequence[float], begin: float, setting: Setting, stop: asyncio.Event
+    sessions: Sequence[Session], starts: Sequence[float], by: Pace, setting: Setting, stop: asyncio.Event
 ) -> None:
-    """Run all sessions to their end, or until `stop`; every turn has been reported when it returns."""
+    """Run all sessions to their end, or until `stop`; every turn has been reported when it returns.
+
+    They arrive at `starts` by one pace, and think by that of the setting: with a rate these differ.
+    """
 
     async def one(session: Session, start: float) -> None:
-        await run_session(session, begin + start, setting)
+        pace = setting.pace
+        await run_session(session, start if by is pace else pace.trace(await by.until(start)), setting)
         setting.progress.sessions_done += 1
 
     tasks = [asyncio.create_task(one(session, start)) for session, start in zip(sessions, starts, strict=True)]
@@ -172,11 +177,14 @@ async def replay(
     console: Console,
     stop: asyncio.Event,
     label: str = "replay",
+    pace: Pace | None = None,
 ) -> RunResult:
     """Play the trace against the server at `url`. Raises `ServerError` or `EngineError` before the first request.
 
-    `engine` is the process behind `url` if loadgen started it. Setting `stop` ends the run early.
+    `engine` is the process behind `url` if loadgen started it. Setting `stop` ends the run early, and whoever holds
+    `pace` may change the speed meanwhile.
     """
+    pace = pace or Pace(options.speed)
     sessions = trace.sessions[: options.sessions]
     turns = sum(len(session.turns) for session in sessions)
     progress = Progress(len(sessions), turns, label)
@@ -195,7 +203,7 @@ async def replay(
             model=model,
             systems=trace.header.systems,
             temperature=trace.header.temperature,
-            think_scale=1 / options.speed,
+            pace=pace,
             timeout=options.timeout,
             slots=asyncio.Semaphore(options.concurrency or _NO_LIMIT),
             progress=progress,
@@ -205,8 +213,11 @@ async def replay(
         own = SelfWatch()
         helpers = [asyncio.create_task(own.run()), asyncio.create_task(show(progress, console))]
         begin = clock() + LEAD
+        by = pace if options.rate is None else Pace(1.0)
+        for one in {pace, by}:
+            one.begin(begin)
         try:
-            await _play(sessions, session_starts(sessions, options), begin, setting, stop)
+            await _play(sessions, session_starts(sessions, options), by, setting, stop)
             client = own.figures()
             figures, notes = await _engine_figures(watch, engine)
         finally:
@@ -224,6 +235,9 @@ async def replay(
             f"loadgen itself was slow (CPU {client['client_cpu_share']:.0%} of a core, event loop late by "
             f"{client['client_p99_loop_lag_ms'] or 0:.0f} ms at p99): latencies include that."
         )
+    if pace.changes:
+        told = ", ".join(f"{speed:g} from second {second:.1f} on" for second, speed in pace.changes)
+        notes.append(f"The speed was changed while it ran: {options.speed:g} was asked for, then {told}.")
     settings = {
         "file": options.file,
         "url": url,
@@ -233,6 +247,7 @@ async def replay(
         "sessions": len(sessions),
         "turns": turns,
         "speed": options.speed,
+        "speed_changes": [list(change) for change in pace.changes],
         "rate": options.rate,
         "concurrency": options.concurrency,
         "mode": options.mode,

@@ -10,20 +10,21 @@ import aiohttp
 
 from loadgen.client import ChatRequest, Message, Response, clock, complete
 from loadgen.outcome import Outcome, RequestRecord
+from loadgen.pace import Pace
 from loadgen.progress import Progress
 from loadgen.trace import Session, turn_inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all sessions of a run share. `think_scale` multiplies think times; `slots` caps requests in flight."""
+    """What all sessions of a run share. `pace` says when the trace is where; `slots` caps requests in flight."""
 
     http: aiohttp.ClientSession
     url: str  # of the chat completions
     model: str
     systems: dict[str, str]
     temperature: float
-    think_scale: float
+    pace: Pace
     timeout: float
     slots: asyncio.Semaphore
     progress: Progress
@@ -58,20 +59,18 @@ def _record(session: Session, index: int, scheduled: float, response: Response) 
 
 
 async def run_session(session: Session, start: float, setting: Setting) -> None:
-    """Play one session from `start` (on `clock`) on, reporting one record for every turn whatever happens.
+    """Play one session from `start` (seconds of the trace) on, reporting one record for every turn whatever happens.
 
     A failed turn ends the session: its later turns are reported as not sent.
     """
     replies: dict[int, str] = {}
     reported = 0
-    scheduled = start
+    ready = start
     due: float | None = None
     rest = Outcome.NOT_REACHED
     try:
         for index, turn in enumerate(session.turns):
-            scheduled += turn.think * setting.think_scale
-            await asyncio.sleep(max(0.0, scheduled - clock()))
-            due = scheduled
+            due = scheduled = await setting.pace.until(ready + turn.think)
             request = ChatRequest(
                 model=setting.model,
                 messages=messages(session, setting.systems, index, replies),
@@ -95,7 +94,7 @@ async def run_session(session: Session, start: float, setting: Setting) -> None:
                 rest = Outcome.NOT_SENT
                 return
             replies[index] = response.text
-            scheduled = response.ended if response.ended is not None else clock()
+            ready = setting.pace.trace(response.ended if response.ended is not None else clock())
     finally:
         for index in range(reported, len(session.turns)):
             requested = session.turns[index].output_tokens

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from loadgen.arrivals import poisson, scaled
+from loadgen.arrivals import poisson, recorded
 
 
-def test_scaled_divides_and_starts_at_zero() -> None:
-    assert scaled([2.0, 4.0, 12.0], 4.0) == [0.0, 0.5, 2.5]
-    assert scaled([], 2.0) == []
+def test_recorded_starts_at_zero() -> None:
+    assert recorded([2.0, 4.0, 12.0]) == [0.0, 2.0, 10.0]
+    assert recorded([]) == []
 
 
 def test_poisson_repeats_with_its_seed_and_has_the_mean() -> None:
@@ -25,8 +25,6 @@ def test_poisson_repeats_with_its_seed_and_has_the_mean() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])
-def test_bad_factors(bad: float) -> None:
-    with pytest.raises(ValueError, match="speed must be above 0"):
-        scaled([0.0], bad)
+def test_bad_rates(bad: float) -> None:
     with pytest.raises(ValueError, match="rate must be above 0"):
         poisson(1, bad, 0)
