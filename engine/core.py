@@ -9,6 +9,7 @@ import msgspec
 
 from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
+from engine.contents import in_order
 from engine.host_pool import HostPool
 from engine.invariants import check_plan, check_state
 from engine.kv_manager import KVManager
@@ -37,7 +38,6 @@ from engine.rates import Rates
 from engine.request import DEFAULT_SCHEDULING, Request
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Events, Scheduler
-from engine.waiting_queue import arrival_key
 
 
 class ControlError(ValueError):
@@ -213,11 +213,7 @@ class EngineCore:
             time=self._time,
             engine=self.info,
             control=self.control,
-            requests=tuple(
-                _request_state(request)
-                for requests in (scheduler.running, (*scheduler.waiting, *scheduler.unforked))
-                for request in sorted(requests, key=arrival_key)
-            ),
+            requests=tuple(map(_request_state, in_order(scheduler))),
             blocks=self.ledger.blocks,
             pool=self.ledger.pool,
             waste=self.ledger.waste(self._short_hole_blocks()),

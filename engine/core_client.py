@@ -19,15 +19,21 @@ from engine.framing import FrameSplitter, decode_from_core, frame
 from engine.messages import (
     Abort,
     Add,
+    BlockTokens,
+    Call,
     ClearCache,
     Fatal,
     FromCore,
+    GetBlockTokens,
+    GetRequestTokens,
     GetSnapshot,
+    ListRequests,
     Located,
     Output,
     Outputs,
     Ready,
     Reply,
+    RequestTokens,
     SetControl,
     Shutdown,
     Start,
@@ -37,6 +43,8 @@ from engine.messages import (
 from engine.protocol import Control, EngineInfo, FinishReason
 
 Sink = Callable[[Output], None]
+_decode_request_tokens = msgspec.json.Decoder(RequestTokens).decode
+_decode_block_tokens = msgspec.json.Decoder(BlockTokens).decode
 
 
 class Live(NamedTuple):
@@ -227,6 +235,21 @@ class CoreClient:
         """`Reply.json` is a protocol.Snapshot, made between two steps, after record `Reply.seq`."""
         return await self._call(lambda call: GetSnapshot(call))
 
+    async def requests(self) -> bytes:
+        """A protocol.LiveRequests as JSON, of between two steps."""
+        return (await self._call(ListRequests)).json
+
+    async def request_tokens(self, request: str, first: int, before: int) -> tuple[int, RequestTokens] | None:
+        """A live request's tokens from place `first` on after the record that comes with them, with up to `before`
+        tokens that lie before; None if no such request lives."""
+        reply = await self._call(lambda call: GetRequestTokens(call, request, first, before))
+        return None if reply.error is not None else (reply.seq, _decode_request_tokens(reply.json))
+
+    async def block_tokens(self, block: int, before: int) -> tuple[int, BlockTokens]:
+        """The same of a block that the pool has."""
+        reply = await self._call(lambda call: GetBlockTokens(call, block, before))
+        return reply.seq, _decode_block_tokens(reply.json)
+
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix."""
         reply = await self._call(lambda call: ClearCache(call))
@@ -272,7 +295,7 @@ class CoreClient:
             raise EngineDiedError("the engine is not connected yet")
         self._writer.write(frame(message))
 
-    async def _call(self, make: Callable[[int], SetControl | GetSnapshot | ClearCache]) -> Reply:
+    async def _call(self, make: Callable[[int], Call]) -> Reply:
         self._next_call += 1
         call = self._next_call
         self._send(make(call))

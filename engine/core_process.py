@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from engine.contents import block_tokens, live_requests, request_tokens
 from engine.framing import FrameSplitter, decode_to_core, frame
 from engine.garbage import look_rarely
 from engine.loading.errors import ModelError
@@ -27,22 +28,27 @@ from engine.loading.resolve import resolve_model
 from engine.messages import (
     Abort,
     Add,
+    BlockTokens,
     ClearCache,
     Fatal,
     FromCore,
+    GetBlockTokens,
+    GetRequestTokens,
     GetSnapshot,
+    ListRequests,
     Located,
     Output,
     Outputs,
     Ready,
     Reply,
+    RequestTokens,
     SetControl,
     Shutdown,
     Start,
     Step,
     ToCore,
 )
-from engine.protocol import Record, encode
+from engine.protocol import LiveRequests, Record, encode
 from engine.threads import set_threads
 
 if TYPE_CHECKING:
@@ -156,6 +162,11 @@ class CoreLoop:
         if record is not None:
             self._sender.send(Step(record.seq, encode(record)))
 
+    def _reply(self, call: int, found: LiveRequests | RequestTokens | BlockTokens | None) -> None:
+        """What there is after the last record, which the caller has told; None: there is no such thing."""
+        error = "nothing has that name" if found is None else None
+        self._sender.send(Reply(call, self._core.seq, encode(found), error))
+
     def _handle(self, message: ToCore | None) -> None:
         match message:
             case Add(request, prompt, sampling, scheduling, siblings):
@@ -179,6 +190,15 @@ class CoreLoop:
                 self._tell(self._core.flush())
                 snapshot = self._core.snapshot()
                 self._sender.send(Reply(call, snapshot.seq, encode(snapshot)))
+            case ListRequests(call):
+                self._tell(self._core.flush())
+                self._reply(call, live_requests(self._core.scheduler, self._core.seq))
+            case GetRequestTokens(call, request, first, before):
+                self._tell(self._core.flush())
+                self._reply(call, request_tokens(self._core.scheduler, request, first, before))
+            case GetBlockTokens(call, block, before):
+                self._tell(self._core.flush())
+                self._reply(call, block_tokens(self._core.scheduler, block, before))
             case ClearCache(call):
                 cleared = self._core.clear_cache()
                 self._tell(self._core.flush())

@@ -45,6 +45,30 @@ class GetSnapshot(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class ListRequests(msgspec.Struct, frozen=True, tag=True):
+    """The reply's JSON is a protocol.LiveRequests."""
+
+    call: int
+
+
+class GetRequestTokens(msgspec.Struct, frozen=True, tag=True):
+    """The reply's JSON is a RequestTokens from place `first` on, with up to `before` tokens before that; an error
+    if no such request lives."""
+
+    call: int
+    request: str
+    first: int
+    before: int
+
+
+class GetBlockTokens(msgspec.Struct, frozen=True, tag=True):
+    """The reply's JSON is a BlockTokens, with up to `before` tokens before its own. The pool has the block."""
+
+    call: int
+    block: int
+    before: int
+
+
 class ClearCache(msgspec.Struct, frozen=True, tag=True):
     """Forget every cached prefix; the reply's JSON is the number of blocks forgotten."""
 
@@ -115,6 +139,30 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     json: bytes
 
 
+class TokensAfter(msgspec.Struct, frozen=True):
+    """Some tokens of a text, and those right before them, whose bytes the first of them may go on from."""
+
+    tokens: tuple[int, ...]
+    before: tuple[int, ...]
+    begins: bool  # the text begins with `before`, or with `tokens` if that is empty
+
+
+class RequestTokens(msgspec.Struct, frozen=True):
+    """See protocol.RequestText; `first` is the place of the first of `part`'s tokens."""
+
+    prompt_tokens: int
+    first: int
+    part: TokensAfter
+
+
+class BlockTokens(msgspec.Struct, frozen=True):
+    """See protocol.BlockText."""
+
+    hash: str | None
+    parent_hash: str | None
+    part: TokensAfter
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
     """Answer to a call: JSON, or `error`; `seq` is the first record in which it holds."""
 
@@ -124,5 +172,6 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-ToCore = Start | Add | Abort | SetControl | GetSnapshot | ClearCache | Shutdown
+Call = SetControl | GetSnapshot | ListRequests | GetRequestTokens | GetBlockTokens | ClearCache
+ToCore = Start | Add | Abort | Call | Shutdown
 FromCore = Located | Ready | Fatal | Outputs | Step | Reply

@@ -370,11 +370,67 @@ class Gap(msgspec.Struct, frozen=True, tag="gap"):
     last: int
 
 
+class LiveRequest(msgspec.Struct, frozen=True):
+    """One request that lives, in short."""
+
+    request: str
+    status: RequestStatus
+    prompt_tokens: int
+    num_tokens: int
+    computed_tokens: int
+    blocks: int  # in its table
+
+
+class LiveRequests(msgspec.Struct, frozen=True):
+    """Those that live after record `seq`, in a snapshot's order, and how many have each status."""
+
+    seq: int
+    waiting: int
+    running: int
+    held: int
+    requests: tuple[LiveRequest, ...]
+
+
+class RequestText(msgspec.Struct, frozen=True):
+    """A live request's tokens from place `first` on, after record `seq`: its prompt, then what it generated.
+
+    `texts[i]` is what the token at `first + i` adds to the text; put together they are the text. A character of which
+    a token has only some bytes is told with the token that completes it. There are `first + len(tokens)` tokens in
+    all: where more were asked to be left out, `first` is that number. A beam of a search may go on from another's
+    tokens at any step, so all that it generated is told every time.
+    """
+
+    seq: int
+    request: str
+    prompt_tokens: int
+    first: int
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+class BlockText(msgspec.Struct, frozen=True):
+    """The tokens whose KV is in a block's filled slots after record `seq`; texts are as in `RequestText`.
+
+    The hashes are the beginnings of those by which the prefix cache finds the block, and the block before it. None:
+    it does not know the block, or (`parent_hash` alone) the block begins a prompt that has no salt. A free block has no
+    tokens.
+    """
+
+    seq: int
+    block: int
+    hash: str | None
+    parent_hash: str | None
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
 StreamItem = Record | Gap | Snapshot
 
 encode = msgspec.json.Encoder().encode
 decode_item = msgspec.json.Decoder(StreamItem).decode
 decode_snapshot = msgspec.json.Decoder(Snapshot).decode
+decode_request_text = msgspec.json.Decoder(RequestText).decode
+decode_block_text = msgspec.json.Decoder(BlockText).decode
 
 
 def block_state(references: int, filled: int, hashed: bool, block_size: int) -> BlockState:

@@ -15,6 +15,7 @@ from engine.server.engine_routes import EngineRoutes
 from engine.server.errors import ApiError
 from engine.server.model_routes import ModelRoutes
 from engine.server.service import Service
+from engine.server.text_routes import TextRoutes
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 def make_app(service: Service) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
     chat, completions = ChatRoutes(service), CompletionRoutes(service)
-    engine, model = EngineRoutes(service), ModelRoutes(service)
+    engine, text, model = EngineRoutes(service), TextRoutes(service), ModelRoutes(service)
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat.create),
@@ -41,7 +42,10 @@ def make_app(service: Service) -> web.Application:
             web.get("/engine/control", engine.control),
             web.patch("/engine/control", engine.change_control),
             web.post("/engine/cache/clear", engine.clear_cache),
+            web.get("/engine/requests", text.requests),
+            web.get("/engine/requests/{id}", text.request),
             web.delete("/engine/requests/{id}", engine.cancel),
+            web.get("/engine/blocks/{block}", text.block),
         ]
     )
     return app

@@ -15,6 +15,7 @@ from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.parsing import parse
 from engine.server.service import Service
+from engine.server.text_routes import no_live_request
 
 _RANGES: dict[str, object] = {
     "max_num_seqs": Annotated[int, msgspec.Meta(ge=1, le=MAX_NUM_SEQS)],
@@ -102,7 +103,7 @@ class EngineRoutes:
         wanted = request.match_info["id"]
         ended = client.cancel(wanted)
         if not ended:
-            raise ApiError(f"id: no live request {wanted[:100]!r}", status=404, param="id", code="request_not_found")
+            raise no_live_request(wanted)
         return json_response({"cancelled": ended})
 
     def _answer(self, in_force: ControlInForce | None) -> web.Response:
