@@ -1,0 +1,312 @@
+"""The tree of what requests share or have found again: runs of blocks, whose they are, and what each run saves.
+
+Built from the block tables of a view and, for cached blocks that nobody holds, from what they were last seen to go on
+from. In it are the blocks that several tables hold, that were found in the prefix cache, or from which more than one
+other block goes on; and everything before them. A chain without branches and with the same references is one node.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tui.block_columns import CACHED, UNKNOWN
+from tui.history import History
+from tui.view import View
+
+LARGE_POOL = 16_384  # blocks from which on a tree may be older than the view
+LARGE_POOL_AGE = 1.0  # seconds of engine time for which it then serves
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A run of blocks that follow one another with the same references, for as long as nothing branches off.
+
+    `references` is the number of requests that hold it; `hits` how often it, or its beginning, was found in the prefix
+    cache; `position` the blocks before it; `depth` the nodes above it, `below` all those under it.
+    """
+
+    blocks: tuple[int, ...]
+    references: int
+    hits: int
+    position: int
+    depth: int
+    below: int
+    block_bytes: int
+
+    @property
+    def last(self) -> int:
+        """The block that stands for the node: while it lives, nothing else ends in it."""
+        return self.blocks[-1]
+
+    @property
+    def logical_blocks(self) -> int:
+        """In block tables."""
+        return self.references * len(self.blocks)
+
+    @property
+    def saved_blocks(self) -> int:
+        return max(0, self.references - 1) * len(self.blocks)
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.saved_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """Nodes from the top down, each before what goes on from it, what saves most first; arrays are [nodes].
+
+    Node i's blocks are `blocks[starts[i]:starts[i + 1]]`, and its `sizes[i] - 1` descendants follow it. `unknown` is
+    the number of cached blocks of which was never seen what they go on from. `seq` is the record it was made after.
+    """
+
+    seq: int
+    blocks: Ints
+    starts: Ints  # [nodes + 1]
+    references: Ints
+    hits: Ints
+    positions: Ints
+    depths: Ints
+    sizes: Ints
+    unknown: int
+    block_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    @property
+    def saved(self) -> Ints:
+        """Blocks that each node saves."""
+        return np.maximum(self.references - 1, 0) * np.diff(self.starts)
+
+    @property
+    def saved_blocks(self) -> int:
+        return int(self.saved.sum())
+
+    @property
+    def lasts(self) -> Ints:
+        """The last block of each node."""
+        return self.blocks[self.starts[1:] - 1]
+
+    def node(self, index: int) -> Node:
+        return Node(
+            blocks=tuple(self.blocks[self.starts[index] : self.starts[index + 1]].tolist()),
+            references=int(self.references[index]),
+            hits=int(self.hits[index]),
+            position=int(self.positions[index]),
+            depth=int(self.depths[index]),
+            below=int(self.sizes[index]) - 1,
+            block_bytes=self.block_bytes,
+        )
+
+    def index_of(self, last: int | None) -> int | None:
+        """The node that ends in a block; None where none does."""
+        if last is None or not len(self):
+            return None
+        found = np.flatnonzero(self.lasts == last).tolist()
+        return found[0] if found else None
+
+    def visible(self, closed: frozenset[int]) -> Ints:
+        """The nodes that no node among `closed` (by their last blocks) hides."""
+        shown = np.ones(len(self), np.bool_)
+        for index in np.flatnonzero(np.isin(self.lasts, list(closed))).tolist() if closed else ():
+            shown[index + 1 : index + self.sizes[index]] = False
+        return np.flatnonzero(shown)
+
+
+class _Latest:
+    """The last tree made: a frame asks for it several times, and one of a large pool serves for a while."""
+
+    def __init__(self) -> None:
+        self.history: History | None = None
+        self.seq = 0
+        self.now = 0.0
+        self.tree: PrefixTree | None = None
+
+    def of(self, view: View) -> PrefixTree:
+        same = self.history is view.history and self.seq <= view.seq
+        age = view.now - self.now
+        serves = self.seq == view.seq or (len(view.blocks) >= LARGE_POOL and 0 <= age < LARGE_POOL_AGE)
+        if self.tree is None or not (same and serves):
+            self.tree = build(view)
+            self.history, self.seq, self.now = view.history, view.seq, view.now
+        return self.tree
+
+
+_latest = _Latest()
+
+
+def tree_of(view: View) -> PrefixTree:
+    """The tree of a view; of a large pool one that is up to a second older, as its `seq` tells."""
+    return _latest.of(view)
+
+
+def holders(view: View, node: Node) -> tuple[str, ...]:
+    """The requests whose tables hold a node's last block, in the order of their arrival."""
+    at = node.position + len(node.blocks) - 1
+    last = node.last
+    found = [name for name, state in view.requests.items() if state.table[at : at + 1] == (last,)]
+    if len(found) != node.references:  # it may lie elsewhere in a table that holds another copy of what is before it
+        found = [name for name, state in view.requests.items() if last in state.table]
+    return tuple(found)
+
+
+def build(view: View) -> PrefixTree:
+    """The tree of what is in memory now."""
+    columns = view.blocks
+    references, parent = columns.references, columns.parent
+    held = references > 0
+    cached, unknown = _known(view)
+    present = held | cached
+    linked = parent[present]
+    branches = np.bincount(linked[linked != UNKNOWN], minlength=len(columns)) > 1
+    inside = (references > 1) | (present & (branches | (columns.hashed & (columns.hits > 0))))
+    before = _predecessors([state.table for state in view.requests.values()], inside & held, parent)
+    _close(inside, before)
+    ids = np.flatnonzero(inside)
+    index = np.full(len(columns), UNKNOWN, np.int64)
+    index[ids] = np.arange(len(ids))
+    above = before[ids]
+    up = np.where(above == UNKNOWN, UNKNOWN, index[above])
+    tree = _runs(ids, up, references[ids].astype(np.int64), columns.hits[ids].astype(np.int64))
+    return PrefixTree(view.seq, *tree, unknown, view.engine.block_size * view.engine.kv_bytes_per_token)
+
+
+def _known(view: View) -> tuple[Bools, int]:
+    """Which cached blocks' chains are known to their beginnings [blocks], and of how many others they are not.
+
+    A block goes on from one that was findable when it became so: where that is no longer, the chain is broken.
+    """
+    columns = view.blocks
+    cached = columns.state == CACHED
+    ids = np.flatnonzero(cached)
+    if not len(ids):
+        return cached, 0
+    parent = columns.parent[ids].astype(np.int64)
+    first = parent == UNKNOWN
+    broken = np.where(first, columns.owner[ids] == UNKNOWN, ~columns.hashed[parent])
+    if (broken & ~first).any():
+        lost = np.zeros(len(columns), np.bool_)
+        lost[ids[broken]] = True
+        ends = np.arange(len(columns))
+        going_on = ~broken & ~first
+        ends[ids[going_on]] = parent[going_on]
+        broken = lost[_tops(ends)[ids]]
+    cached[ids[broken]] = False
+    return cached, int(broken.sum())
+
+
+def _predecessors(tables: Sequence[tuple[int, ...]], wanted: Bools, parent: npt.NDArray[np.int32]) -> Ints:
+    """The block before each one [blocks]: as the tables have it for what is `wanted`, else as it was last seen.
+
+    What is wanted is nearly always the beginning of each table: only that is read, unless some of it was not there.
+    """
+    before = parent.astype(np.int64)
+    is_wanted = wanted.tobytes()
+
+    begins: dict[tuple[int, int], tuple[int, ...]] = {}  # by length and last block: equal ones are read once
+    for table in tables:
+        length = bisect_left(table, True, key=lambda block: not is_wanted[block])
+        if length:
+            begins.setdefault((length, table[length - 1]), table[:length])
+    seen = _note(list(begins.values()), before)
+    if (wanted & ~seen).any():
+        _note(tables, before)
+    return before
+
+
+def _note(tables: Sequence[tuple[int, ...]], before: Ints) -> Bools:
+    """Write what these tables say into `before`; returns which blocks are in them [blocks]."""
+    lengths = np.fromiter(map(len, tables), np.int64, len(tables))
+    flat = np.fromiter(chain.from_iterable(tables), np.int64, int(lengths.sum()))
+    previous = np.concatenate(([UNKNOWN], flat[:-1]))[: len(flat)]
+    firsts = (np.cumsum(lengths) - lengths)[lengths > 0]
+    previous[firsts] = UNKNOWN
+    before[flat] = previous
+    seen = np.zeros(len(before), np.bool_)
+    seen[flat] = True
+    return seen
+
+
+def _close(inside: Bools, before: Ints) -> None:
+    """Take in what comes before anything that is `inside`."""
+    edge = np.flatnonzero(inside)
+    while len(edge):
+        above = before[edge]
+        above = above[above != UNKNOWN]
+        edge = np.unique(above[~inside[above]])
+        inside[edge] = True
+
+
+def _tops(up: Ints) -> Ints:
+    """Where each ends that follows `up` as far as it goes; who points to itself is an end. Cycles end anywhere."""
+    for _ in range(len(up).bit_length() + 1):
+        nearer, up = up, up[up].astype(np.int64, copy=False)
+        if (nearer == up).all():
+            break
+    return up
+
+
+def _depths(up: Ints) -> Ints:
+    """How many are above each, where `up` is who is (UNKNOWN: nobody). What runs in a circle has its links cut."""
+    at = np.arange(len(up))
+    tops = np.where(up == UNKNOWN, at, up)
+    depths: Ints = (up != UNKNOWN).astype(np.int64)
+    for _ in range(len(up).bit_length() + 1):
+        if (up[tops] == UNKNOWN).all():
+            return depths
+        depths = depths + depths[tops]
+        tops = tops[tops]
+    endless = up[tops] != UNKNOWN
+    up[endless] = UNKNOWN
+    return _depths(up)
+
+
+def _runs(ids: Ints, up: Ints, references: Ints, hits: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
+    """Blocks [blocks inside], starts, references, hits, positions, depths and sizes of the nodes, in their order."""
+    positions = _depths(up)
+    children = np.bincount(up[up != UNKNOWN], minlength=len(ids))
+    head = (up == UNKNOWN) | (children[up] != 1) | (references[up] != references) if len(ids) else up == UNKNOWN
+    heads = np.flatnonzero(head)
+    run = np.searchsorted(heads, _tops(np.where(head, np.arange(len(ids)), up)))
+    lengths = np.bincount(run, minlength=len(heads))
+    parents = np.where(up[heads] == UNKNOWN, UNKNOWN, run[up[heads]]) if len(heads) else heads
+    depths = _depths(parents)
+    saved = np.maximum(references[heads] - 1, 0) * lengths
+    place, sizes = _places(parents, depths, saved, hits[heads], ids[heads])
+    order = np.argsort(place)
+    starts = np.concatenate(([0], np.cumsum(lengths[order])))
+    inner = np.lexsort((positions, place[run]))
+    most = np.maximum.reduceat(hits[inner], starts[:-1]) if len(heads) else hits
+    return ids[inner], starts, references[heads][order], most, positions[heads][order], depths[order], sizes[order]
+
+
+def _places(parents: Ints, depths: Ints, saved: Ints, hits: Ints, firsts: Ints) -> tuple[Ints, Ints]:
+    """Each node's place from the top, and the nodes of its branch: what saves most with all under it comes first."""
+    count = len(parents)
+    totals, sizes = saved.copy(), np.ones(count, np.int64)
+    by_depth = np.argsort(depths, kind="stable")
+    bounds = np.searchsorted(depths[by_depth], np.arange(int(depths.max(initial=0)) + 2))
+    levels = [by_depth[low:high] for low, high in pairwise(bounds)]
+    for level in reversed(levels[1:]):
+        np.add.at(totals, parents[level], totals[level])
+        np.add.at(sizes, parents[level], sizes[level])
+    order = np.lexsort((firsts, -hits, -totals, parents, depths))
+    earlier = np.cumsum(sizes[order]) - sizes[order]
+    siblings = parents[order]
+    begins = np.concatenate(([True], siblings[1:] != siblings[:-1]))[:count]
+    earlier -= earlier[np.maximum.accumulate(np.where(begins, np.arange(count), 0))]
+    place = np.empty(count, np.int64)
+    place[order] = earlier
+    for level in levels[1:]:
+        place[level] += place[parents[level]] + 1
+    return place, sizes
