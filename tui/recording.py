@@ -1,0 +1,388 @@
+"""A recording: the stream's own lines in a file, a snapshot first, then every record; plain or gzip.
+
+Where records were lost, a `gap` line comes, and then a snapshot again. One thread writes, so that the screen never
+waits for a disk; a reader holds one line at a time, whatever the file's size.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Generic, TypeVar, cast
+
+import msgspec
+
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    Control,
+    Copy,
+    Gap,
+    Preempted,
+    Record,
+    Snapshot,
+    StreamItem,
+    decode_item,
+    encode,
+)
+
+BATCH_SECONDS = 0.5  # between two writes: what a killed recorder loses at most, with the write itself
+CLOSE_SECONDS = 5.0  # for the last write
+MAX_WAITING = 5_000  # records that a slow disk may leave in memory
+MAX_LINE = 1 << 29  # bytes; a snapshot of a million blocks has about 80 million
+STDIN = Path("-")
+_GZIP = 31  # zlib's window bits, with gzip's header
+_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CHUNK = 1 << 18  # bytes read at once
+
+
+class RecordingError(Exception):
+    """The file cannot be written, or is not a recording that this program can show; the message says which and why."""
+
+
+class Recorder:
+    """Writes one engine's stream to a new file. `records` and `bytes` are what lies in it, `error` why it ended early.
+
+    Call `begin` once, then `take` for every record after it, and `gap` where some are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the file; raises RecordingError where it exists already or cannot be made."""
+        self.path = path
+        self.records = 0
+        self.bytes = 0
+        self.error = ""
+        try:
+            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by the thread)
+        except FileExistsError:
+            raise RecordingError(f"{path} exists already, and a recording overwrites nothing") from None
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be made: {error.strerror}") from None
+        self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP) if path.suffix == ".gz" else None
+        self._waiting: deque[StreamItem] = deque()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def begin(self, snapshot: Snapshot) -> None:
+        self._put(snapshot)
+
+    def take(self, record: Record) -> None:
+        self._put(record)
+
+    def gap(self, first: int, last: int, snapshot: Snapshot) -> None:
+        """Records `first` to `last` are missing; `snapshot` is what goes on after them."""
+        self._put(Gap(first, last))
+        self._put(snapshot)
+
+    def close(self) -> None:
+        """Write what waits, and end. Does not wait for a disk that hangs."""
+        self._over.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive() and not self.error:
+            self.error = f"{self.path}: the disk did not take the last records within {CLOSE_SECONDS:.0f} s"
+
+    def _put(self, item: StreamItem) -> None:
+        if self.error or self._over.is_set():
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self.error = f"{self.path}: the disk is too slow: {MAX_WAITING:,} records wait"
+            self._over.set()
+            return
+        self._waiting.append(item)
+
+    def _work(self) -> None:
+        """Until the end: write a batch, rest, and stop at the first failure."""
+        try:
+            with self._file:
+                while not self._over.wait(BATCH_SECONDS):
+                    self._write()
+                self._write()
+                if self._zip:
+                    self._send(self._zip.flush(zlib.Z_FINISH))
+        except OSError as error:
+            self.error = f"{self.path}: {error.strerror}; the recording ends after {self.records:,} records"
+
+    def _write(self) -> None:
+        """Write what waits, whole lines, so that a reader finds them even if this program is killed now."""
+        written = 0
+        news = bool(self._waiting)
+        while self._waiting:
+            item = self._waiting.popleft()
+            line = encode(item) + b"\n"
+            self._send(self._zip.compress(line) if self._zip else line)
+            written += isinstance(item, Record)
+        if self._zip and news:
+            self._send(self._zip.flush(zlib.Z_SYNC_FLUSH))
+        self.records += written
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise OSError(0, "the file was deleted")
+
+    def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            sent = self._file.write(rest) or 0  # a file without a buffer may take a part
+            self.bytes += sent
+            rest = rest[sent:]
+
+
+class EngineHead(msgspec.Struct, frozen=True):
+    """Of an EngineInfo: what says whether a recording can be read, and whose it is."""
+
+    protocol: int
+    started: float = 0.0
+
+
+class SnapshotHead(msgspec.Struct, frozen=True, tag="snapshot"):
+    """Of a Snapshot: what is cheap to read."""
+
+    seq: int
+    time: float
+    engine: EngineHead
+    control: Control
+
+
+class RecordHead(msgspec.Struct, frozen=True, tag="step"):
+    """Of a Record: where it stands, and whether something happened that one may look for."""
+
+    seq: int
+    time: float
+    control: Control
+    preempted: tuple[Preempted, ...]
+    copies: tuple[Copy, ...] = ()
+
+
+class _Version(msgspec.Struct):
+    """What every protocol's snapshot is believed to have."""
+
+    type: str
+    engine: EngineHead
+
+
+decode_head = msgspec.json.Decoder(RecordHead | Gap | SnapshotHead).decode
+_decode_version = msgspec.json.Decoder(_Version).decode
+
+Head = RecordHead | Gap | SnapshotHead
+T = TypeVar("T", bound=StreamItem | Head)
+
+
+class Reading(Generic[T]):
+    """A recording's items in order, one line at a time: a snapshot, its records without a hole, then perhaps a gap.
+
+    After a gap a snapshot follows, but for a gap at the very end. `line` and `offset` (bytes, uncompressed) are those
+    of the last item's line; `note` says at the end how the file is broken, if it is. Iterating raises RecordingError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        decode: Callable[[bytes], T],
+        offset: int = 0,
+        line: int = 1,
+    ) -> None:
+        """Open it at a snapshot's line, the first one's as a rule. Raises RecordingError."""
+        self.path = path
+        self.note = ""
+        self.line = line - 1
+        self.offset = offset
+        self._next_offset = offset
+        self._decode = decode
+        self._first = True  # nothing was read yet
+        self._seq = 0  # of the last item
+        self._started = 0.0
+        self._missing_to: int | None = None  # the last record seen since some were missing
+        self._unzipped: _Unzipped | None = None
+        try:
+            self._lines = self._open(offset)
+        except OSError as error:
+            raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
+        self._items = self._in_order()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def _open(self, offset: int) -> io.BufferedReader:
+        file = cast(
+            io.BufferedReader,
+            open(0, "rb", _CHUNK, closefd=False) if self.path == STDIN else open(self.path, "rb", _CHUNK),  # noqa: SIM115
+        )
+        if file.peek(2)[:2] == _MAGIC:
+            self._unzipped = _Unzipped(file)
+            file = io.BufferedReader(self._unzipped, _CHUNK)
+            while offset > 0 and (skipped := len(file.read(min(offset, _CHUNK)))):
+                offset -= skipped
+        elif offset:
+            file.seek(offset)
+        return file
+
+    def _in_order(self) -> Iterator[T]:
+        """What the lines say, without what cannot be gone on from."""
+        for item in self._decoded():
+            if isinstance(item, Gap):
+                continue  # the next snapshot's number says exactly what is missing
+            if isinstance(item, Record | RecordHead):
+                if self._missing_to is None and item.seq == self._seq + 1:
+                    self._seq = item.seq
+                    yield item
+                elif item.seq > self._seq:
+                    self._missing_to = max(item.seq, self._missing_to or 0)
+                continue
+            if not self._first and (item.engine.started != self._started or item.seq < self._seq):
+                raise RecordingError(f"{self.path}: another recording begins at line {self.line}")
+            missing, news = item.seq - self._seq, self._first or item.seq > self._seq
+            if missing and not self._first:
+                yield cast(T, Gap(self._seq + 1, item.seq))
+            self._first, self._missing_to = False, None
+            self._seq, self._started = item.seq, item.engine.started
+            if news:
+                yield item
+        if self._first:
+            raise RecordingError(f"{self.path} is empty" if not self.note else f"{self.path} is {self.note}")
+        if self._missing_to is not None:
+            yield cast(T, Gap(self._seq + 1, self._missing_to))
+
+    def _decoded(self) -> Iterator[T]:
+        """Every line's item, as it stands there."""
+        if self._first:
+            self._check_start(self._lines.peek(_CHUNK))
+        while line := self._read_line():
+            self.offset, self._next_offset = self._next_offset, self._next_offset + len(line)
+            self.line += 1
+            text = line.strip()
+            if self.line == 1:
+                text = text.removeprefix(_BYTE_ORDER_MARK)
+            if not text:
+                continue
+            try:
+                item = self._decode(text)
+            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+                if not line.endswith(b"\n") and not _whole(text):
+                    broken = self._unzipped.broken if self._unzipped else ""
+                    self.note = f"{broken or 'truncated'} at line {self.line}"
+                    return
+                raise self._wrong(text, error) from None
+            self._check(item)
+            yield item
+        if self._unzipped and self._unzipped.broken:
+            self.note = f"{self._unzipped.broken} at line {self.line + 1}"
+
+    def _read_line(self) -> bytes:
+        """The next line with its end; empty at the end of the file."""
+        try:
+            line = self._lines.readline(MAX_LINE)
+        except OSError as error:
+            raise RecordingError(f"{self.path} cannot be read after line {self.line}: {error.strerror}") from None
+        if len(line) == MAX_LINE:
+            raise RecordingError(f"{self.path}: line {self.line + 1} is longer than {MAX_LINE:,} bytes")
+        return line
+
+    def _check_start(self, start: bytes) -> None:
+        """A film or a program is told at once, not after its first line of a gigabyte."""
+        found = start.removeprefix(_BYTE_ORDER_MARK).lstrip()[:40]
+        if found and not found.startswith(b"{"):
+            raise RecordingError(f"{self.path} is not a recording: it begins with {_shown(found)}")
+
+    def _check(self, item: T) -> None:
+        """A recording begins with a snapshot, of this protocol."""
+        if isinstance(item, Snapshot | SnapshotHead):
+            self._check_version(item.engine.protocol)
+        elif self._first:
+            what = "gap" if isinstance(item, Gap) else "step record"
+            raise RecordingError(f"{self.path}: line {self.line} is a {what}; a recording begins with a snapshot")
+
+    def _check_version(self, found: int) -> None:
+        if found != PROTOCOL_VERSION:
+            age = "a newer" if found > PROTOCOL_VERSION else "an older"
+            raise RecordingError(
+                f"{self.path}: recorded by {age} version: protocol {found}, this paged-top knows {PROTOCOL_VERSION}"
+            )
+
+    def _wrong(self, text: bytes, error: Exception) -> RecordingError:
+        """Why a line does not decode."""
+        try:
+            self._check_version(_decode_version(text).engine.protocol)
+        except RecordingError as found:
+            return found
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+            pass
+        if self._first:
+            return RecordingError(f"{self.path} is not a recording: line {self.line} is {_shown(text[:40])} ({error})")
+        return RecordingError(f"{self.path}: line {self.line} does not decode ({error})")
+
+
+def read_recording(path: Path) -> Reading[StreamItem]:
+    """Every item of a recording (`-`: of standard input). Raises RecordingError, also while it is read."""
+    return Reading[StreamItem](path, decode_item)
+
+
+def read_heads(path: Path) -> Reading[Head]:
+    """The same items, of each only what is cheap to read."""
+    return Reading[Head](path, decode_head)
+
+
+class _Unzipped(io.RawIOBase):
+    """A gzip file's content, as far as it goes: one that was cut is read to the cut. `broken` says so at the end."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._zip = zlib.decompressobj(_GZIP)
+        self._fresh = True  # nothing of this member was read
+        self._rest = b""
+        self.broken = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill some of `buffer`; 0 at the end."""
+        while not self.broken:
+            if self._zip.eof:
+                self._rest, self._zip, self._fresh = (
+                    self._zip.unused_data.lstrip(b"\0"),
+                    zlib.decompressobj(_GZIP),
+                    True,
+                )
+            data = self._rest or self._file.read(_CHUNK)
+            if not data:
+                self.broken = "" if self._fresh else "truncated"
+                return 0
+            self._fresh = False
+            try:
+                found = self._zip.decompress(data, len(buffer))
+            except zlib.error as error:
+                self.broken = f"damaged ({error})"
+                return 0
+            self._rest = self._zip.unconsumed_tail
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _whole(text: bytes) -> bool:
+    """Whether it is JSON to its end."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _shown(data: bytes) -> str:
+    """Bytes from outside, safe to print."""
+    return ascii(data.decode("utf-8", "replace"))
