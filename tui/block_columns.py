@@ -29,9 +29,10 @@ class BlockColumns:
     that holds it, of a shared one of any that does; `parent` int32, the block before it in the tables that held it;
     `hits` uint32, how often it was found in the cache; `changed` int64, the last record that told of it (0: none
     since this screen has watched); `since` float64, when it was last taken, on the engine's clock (NaN: before that).
+    `touched` bool: anything of it was written since whoever keeps the past last looked.
     """
 
-    __slots__ = ("changed", "filled", "hashed", "hits", "owner", "parent", "references", "since", "state")
+    __slots__ = ("changed", "filled", "hashed", "hits", "owner", "parent", "references", "since", "state", "touched")
 
     def __init__(self, blocks: int) -> None:
         self.state: npt.NDArray[np.uint8] = np.zeros(blocks, np.uint8)
@@ -43,6 +44,7 @@ class BlockColumns:
         self.hits: npt.NDArray[np.uint32] = np.zeros(blocks, np.uint32)
         self.changed: npt.NDArray[np.int64] = np.zeros(blocks, np.int64)
         self.since: npt.NDArray[np.float64] = np.full(blocks, np.nan, np.float64)
+        self.touched: npt.NDArray[np.bool_] = np.zeros(blocks, np.bool_)
 
     def __len__(self) -> int:
         return len(self.state)
@@ -62,7 +64,12 @@ class BlockColumns:
         self.filled[at] = np.fromiter((block.filled for block in blocks), np.int32, count)
         self.references[at] = np.fromiter((block.references for block in blocks), np.int32, count)
         self.hashed[at] = np.fromiter((block.hashed for block in blocks), np.bool_, count)
+        self.touched[at] = True
         return at
+
+    def counts(self) -> tuple[int, ...]:
+        """How many blocks are in each state, in the order of `NAMES`."""
+        return tuple(np.bincount(self.state, minlength=len(NAMES)).tolist())
 
     def block(self, at: int) -> Block:
         """One block as the protocol has it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from engine.protocol import Record, RequestState, Row, Snapshot, counted
 from tui.block_columns import FREE, SHARED, UNKNOWN, BlockColumns
@@ -18,7 +17,9 @@ class EngineFold:
     """Holds what a snapshot holds, and moves it forward record by record.
 
     `requests` maps ids to states in the order of arrival. Beyond a snapshot, `blocks` has what follows from the stream
-    since it began: whose a block is, what it goes on from, how often it was found, and since when.
+    since it began: whose a block is, what it goes on from, how often it was found, and since when. `ordinals` has a
+    number for each request while it lives, given in the order of arrival. A record is taken to be sound
+    (`tui.checks`): of one that is not, the fold makes anything.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -29,8 +30,8 @@ class EngineFold:
         self.requests: dict[str, RequestState] = {
             state.request: state for state in sorted(snapshot.requests, key=lambda state: state.arrived)
         }
-        self.ordinals: dict[str, int] = {}
-        self._seen = 0  # requests that have had an ordinal
+        self.ordinals: dict[str, int] = {request: ordinal for ordinal, request in enumerate(self.requests)}
+        self.seen = len(self.ordinals)  # requests that have had an ordinal: the next one's
         self.blocks = BlockColumns(snapshot.engine.num_blocks)
         self.blocks.put(snapshot.blocks)
         for state in self.requests.values():
@@ -47,25 +48,21 @@ class EngineFold:
     def from_snapshot(cls, snapshot: Snapshot) -> EngineFold:
         return cls(snapshot)
 
-    def ordinal(self, request: str) -> int:
-        """A number that goes with a request while it lives, given in the order in which requests are seen."""
-        if request not in self.ordinals:
-            self.ordinals[request] = self._seen
-            self._seen += 1
-        return self.ordinals[request]
-
     def apply(self, record: Record) -> None:
         """Move to the state after `record`; raises MissingRecords unless it is the very next one."""
         if record.seq != self.seq + 1:
             raise MissingRecords(f"record {record.seq} does not follow {self.seq}")
         self.seq, self.time, self.control = record.seq, record.time, record.control
-        self._apply_requests(record)
+        dropped = [self.requests[name].table for name in record.released]
+        gone = [*(lost.request for lost in record.preempted), *(left.request for left in record.left)]
+        dropped += [self.requests[name].table for name in gone if name in self.requests]
+        self._apply_requests(record, dropped)
         self._fill(record.rows)
         for left in record.left:
             del self.requests[left.request]
-            self.ordinals.pop(left.request, None)
+            del self.ordinals[left.request]
         if record.blocks:
-            self._apply_blocks(record)
+            self._apply_blocks(record, dropped)
         self.pool, self.waste, self.sharing = record.pool, record.waste, record.sharing
         self.queue = record.queue
         self.host_blocks = record.host_blocks
@@ -91,16 +88,18 @@ class EngineFold:
             host_blocks=self.host_blocks,
         )
 
-    def _apply_requests(self, record: Record) -> None:
+    def _apply_requests(self, record: Record, dropped: list[tuple[int, ...]]) -> None:
+        """`dropped` gets the tables that lost blocks."""
         requests = self.requests
         for request in record.unreserved:
             self._change(request, allocation="paged")
         # A held request's id may be taken again by one that arrives in the same record.
         for request in record.released:
             del requests[request]
-            self.ordinals.pop(request, None)
+            del self.ordinals[request]
         for new in record.arrived:
-            self.ordinal(new.request)
+            self.ordinals[new.request] = self.seen
+            self.seen += 1
             requests[new.request] = RequestState(
                 request=new.request,
                 status="waiting",
@@ -145,22 +144,24 @@ class EngineFold:
                     self._change(state.request, parent=None)
         for change in record.tables:
             table = requests[change.request].table
+            if change.start < len(table):
+                dropped.append(table)
             self._change(change.request, table=table[: change.start] + change.blocks)
             self._own(change.request, requests[change.request].table, change.start)
         for joined in record.joined:
             found = (joined.cached_tokens - joined.copied_tokens) // self.engine.block_size
             if found:
-                self.blocks.hits[list(requests[joined.request].table[:found])] += 1
+                blocks = list(requests[joined.request].table[:found])
+                self.blocks.hits[blocks] += 1
+                self.blocks.touched[blocks] = True
+        advance = msgspec.structs.replace
         for row in record.rows:
             if row.kind == "held":
                 continue
             state = requests[row.request]
             first = record.time if row.sampled and state.first_token is None else state.first_token
-            self._change(
-                row.request,
-                computed_tokens=row.context,
-                num_tokens=state.num_tokens + row.sampled,
-                first_token=first,
+            requests[row.request] = advance(
+                state, computed_tokens=row.context, num_tokens=state.num_tokens + row.sampled, first_token=first
             )
         for held in record.held:
             self._change(held.request, status="held", reason=held.reason)
@@ -172,9 +173,11 @@ class EngineFold:
             if start == 0:
                 self.blocks.parent[new[:1]] = UNKNOWN
             self.blocks.parent[new[1:]] = new[:-1]
-            self.blocks.owner[new[1:] if start else new] = self.ordinal(request)
+            own = new[1:] if start else new
+            self.blocks.owner[own] = self.ordinals[request]
+            self.blocks.touched[own] = True
 
-    def _apply_blocks(self, record: Record) -> None:
+    def _apply_blocks(self, record: Record, dropped: list[tuple[int, ...]]) -> None:
         columns = self.blocks
         ids = np.fromiter((block.block for block in record.blocks), np.int64, len(record.blocks))
         was_shared, was_held = columns.state[ids] == SHARED, columns.references[ids] > 0
@@ -186,31 +189,48 @@ class EngineFold:
         columns.since[freed] = np.nan
         columns.owner[freed] = columns.parent[freed] = UNKNOWN
         columns.hits[freed] = 0
-        self._find_owners(ids[was_shared & (columns.references[ids] == 1)])
+        alone = ids[was_shared & (columns.references[ids] == 1)]
+        if len(alone):
+            self._find_owners(alone.tolist(), dropped)
 
-    def _find_owners(self, blocks: npt.NDArray[np.int64]) -> None:
-        """Of blocks that several requests shared and one still holds."""
-        wanted = set(blocks.tolist())
-        for state in self.requests.values():
+    def _find_owners(self, blocks: list[int], dropped: list[tuple[int, ...]]) -> None:
+        """Of blocks that several requests shared and one still holds, and that were in the `dropped` tables.
+
+        A shared block is at the same place in every table, and so are all before it: of each table that lost some,
+        the first of them tells who may hold the rest.
+        """
+        holders = {ordinal: request for request, ordinal in self.ordinals.items()}
+        wanted = {block for block in blocks if not self._holds(holders.get(int(self.blocks.owner[block])), block)}
+        firsts = {
+            next(((at, block) for at, block in enumerate(table) if block in wanted), (0, UNKNOWN)) for table in dropped
+        }
+        for request, state in self.requests.items():
+            table = state.table
+            if any(at < len(table) and table[at] == block for at, block in firsts):
+                for block in wanted.intersection(table):
+                    self.blocks.owner[block] = self.ordinals[request]
+                    wanted.discard(block)
             if not wanted:
                 break
-            for block in wanted.intersection(state.table):
-                self.blocks.owner[block] = self.ordinal(state.request)
-                wanted.discard(block)
+
+    def _holds(self, request: str | None, block: int) -> bool:
+        return request is not None and block in self.requests[request].table
 
     def _fill(self, rows: tuple[Row, ...]) -> None:
         """A record leaves out the blocks that were being filled and still are: their rows tell how far."""
-        size = self.engine.block_size
+        size, requests = self.engine.block_size, self.requests
         blocks, slots = [], []
         for row in rows:
             index, filled = divmod(row.context, size)
-            table = self.requests[row.request].table
-            # One that ended with this step may lack its newest blocks here; `record.blocks` has them.
-            if filled and row.tokens and row.kind != "held" and index < len(table):
-                blocks.append(table[index])
-                slots.append(filled)
+            if filled and row.tokens and row.kind != "held":
+                table = requests[row.request].table
+                # One that ended with this step may lack its newest blocks here; `record.blocks` has them.
+                if index < len(table):
+                    blocks.append(table[index])
+                    slots.append(filled)
         self.blocks.filled[blocks] = slots
         self.blocks.changed[blocks] = self.seq
+        self.blocks.touched[blocks] = True
 
     def _change(self, request: str, **changes: object) -> None:
         self.requests[request] = msgspec.structs.replace(self.requests[request], **changes)

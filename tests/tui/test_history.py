@@ -21,9 +21,9 @@ from engine.protocol import (
     Snapshot,
     WasteLedger,
 )
-from tui import controls
+from tui import controls, log, steps
 from tui.fold import EngineFold
-from tui.history import MAX_POINTS, MAX_STEPS, History, quantile
+from tui.history import History, quantile
 
 INFO = EngineInfo("m", "float32", "cpu", 16, 8, 100, 64, "0", started=100.0)
 STATIC = Control(batching="static")
@@ -282,7 +282,7 @@ def test_a_fork_computes_nothing_and_its_first_token_counts():
         (Control(), Control(prefix_cache=False), [("cache on", "off")]),
         (Control(), Control(preempt="swap"), [("preempt auto", "swap")]),
         (STATIC, Control(allocation="reserved"), [("static", "continuous"), ("paged", "reserved")]),
-        (Control(), Control(reserved_fit="best", max_num_seqs=3), []),  # nothing of it shows while all is paged
+        (Control(), Control(reserved_fit="best"), []),  # nothing of it shows while all is paged
         (Control(allocation="reserved"), Control(allocation="reserved", reserved_fit="best"), [("fit first", "best")]),
     ],
 )
@@ -309,14 +309,21 @@ def test_a_step_that_ends_after_a_column_was_asked_for_is_in_it():
     assert [window.prefill_tokens for window in columns] == pytest.approx([0, 2, 2, 2, 2])
 
 
-def test_memory_is_bounded():
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(log, "MAX_POINTS", 1_000)
+    monkeypatch.setattr(log, "MAX_EVENTS", 500)
+    monkeypatch.setattr(steps, "MAX_CELLS", 64 * 400)
     run = Run().take(record(1, 100.1, [prefill("a", 8, 1)], arrived=(Arrived("a", 8, 99, 100.0),), joined=(join("a"),)))
     history, state = run.history, run.fold
-    for seq in range(2, MAX_POINTS + 6_000):
-        history.observe(record(seq, 100.0 + seq * 0.1, [decode("a")]), state)
-    assert len(history.steps) <= MAX_STEPS * 1.1 + 1
-    assert len(history._times) <= 1.1 * MAX_POINTS + 1
-    assert history.start > 100.0
+    for seq in range(2, 6_000):
+        history.observe(record(seq, 100.0 + seq * 0.1, [decode("a")], preempted=(Preempted("b", 1),)), state)
+        assert len(history.steps) <= 440
+        assert len(history._log) <= 1_100
+        assert len(history._log.preempted.times) <= 550
+    assert history.start > 600.0
+    # What is too old is not half there: every second that is told of has all its events.
+    window = history.window(0.0, 700.0)
+    assert len(window.preempted) == window.steps
 
 
 def test_quantile_interpolates():
