@@ -1,0 +1,360 @@
+"""A recording, played as if it were an engine: at its own pace or faster, step by step, forward and back.
+
+The player's clock is the recording's: `Feed(player, player.now, wall=player.wall)` tells ages and times as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.protocol import Gap, Record, Snapshot, decode_item
+from tui import controls
+from tui.client import Accepted, NotAnEngine, Refused
+from tui.recording import STDIN, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
+
+MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown
+MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
+TICK = 1e-6  # seconds: so close is now
+TOGETHER = 8  # records that are handed over before the screen has its turn
+SCAN_AFTER = 1.0  # seconds: the first picture comes first
+SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last record that was handed over, and the seconds since the recording began."""
+
+    seq: int
+    seconds: float
+
+
+class Player:
+    """Implements `tui.client.Engine` over a file. Opening reads its first line alone; raises RecordingError.
+
+    `playing`: time goes on. `ended`: the last picture stays; `note` says why, in words. `first` is the number of the
+    first picture; `last` and `duration` (seconds) are known once a thread has read the whole file.
+    """
+
+    recorded = True
+
+    def __init__(
+        self,
+        path: Path,
+        speed: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        scan_after: float = SCAN_AFTER,
+    ) -> None:
+        if path == STDIN or (path.exists() and not path.is_file()):
+            raise RecordingError(f"{path} is not a file: a recording is read from a file, back and forth")
+        self.path = path
+        self.playing = True
+        self.ended = False
+        self.note = ""
+        self._clock, self._sleep = clock, sleep
+        self._check_speed(speed)
+        self._speed = speed
+        self._reading = Reading(path, decode_item)
+        start = next(self._reading)
+        assert isinstance(start, Snapshot)
+        self.start = start
+        self.first = start.seq
+        self.index = Index(path, scan_after)
+        self._picture: Snapshot | None = start  # to be handed over before any record
+        self._next: Record | Snapshot | None = None  # read, and not yet handed over
+        self._seq, self._time = start.seq, start.time  # of what was handed over
+        self._target = 0  # up to here all is handed over at once
+        self._owed = 0  # steps that were asked for
+        self._rewinds = 0
+        self._reckoned = (clock(), start.time)  # a moment on our clock, and the recording's at that moment
+        self._sleeper: asyncio.Future[None] | None = None
+
+    @property
+    def speed(self) -> float:
+        return self._speed
+
+    @speed.setter
+    def speed(self, speed: float) -> None:
+        self._check_speed(speed)
+        self._reckon(self.now())
+        self._speed = speed
+        self._wake()
+
+    @property
+    def position(self) -> Position:
+        return Position(self._seq, self.now() - self.start.time)
+
+    @property
+    def last(self) -> int | None:
+        return self.index.last.seq if self.index.done and self.index.last else None
+
+    @property
+    def duration(self) -> float | None:
+        return self.index.last.time - self.start.time if self.index.done and self.index.last else None
+
+    @property
+    def waits(self) -> float:
+        """Seconds, at this speed, until the next record comes; 0 where none will."""
+        if not self.playing or self.ended or self._next is None or math.isinf(self._speed):
+            return 0.0
+        return max(0.0, (self._next.time - self.now()) / self._speed)
+
+    def now(self) -> float:
+        """The recording's time: it stands still while paused and at the end, and never runs ahead of what is known."""
+        then, at = self._reckoned
+        if self.playing and not math.isinf(self._speed):
+            at += (self._clock() - then) * self._speed
+        latest = self._time if self.ended or self._next is None else max(self._time, self._next.time)
+        return min(max(at, self._time), latest)
+
+    def wall(self) -> float:
+        """The Unix time of that moment; 0 where the engine did not tell its own."""
+        engine = self.start.engine
+        return engine.started_unix + self.now() - engine.started if engine.started_unix else 0.0
+
+    def pause(self) -> None:
+        """Stand still, also on the way to where `seek` was to lead."""
+        self._reckon(self.now())
+        self.playing = False
+        self._target = 0
+        self._wake()
+
+    def resume(self) -> None:
+        if not self.playing:
+            self._reckon(self.now())
+            self.playing = True
+            self._wake()
+
+    def step(self) -> None:
+        """Pause, and go one record further."""
+        self.pause()
+        self._owed += not self.ended
+        self._wake()
+
+    def seek(self, seq: int) -> None:
+        """Go to a record: forward all before it comes at once; back, the nearest snapshot and all that follows it."""
+        self._owed = 0
+        self._target = seq
+        if seq < self._seq:
+            self._rewind(seq)
+        self._wake()
+
+    def next_event(self) -> int | None:
+        """The next record with a switch, a preemption, a copy or a gap before it; None where none is known."""
+        return self.index.event_after(self._seq)
+
+    def previous_event(self) -> int | None:
+        return self.index.event_before(self._seq)
+
+    async def snapshot(self) -> Snapshot:
+        """The picture that records go on from. Asked for out of turn, the reader does not believe what it was told."""
+        while self._picture is None:
+            item = self._peek()
+            if item is None:
+                raise NotAnEngine(f"the recording contradicts itself after record {self._seq:,}")
+            self._next = None
+            if isinstance(item, Snapshot):
+                self._hand_over(item)
+            await asyncio.sleep(0)
+        return self._picture
+
+    async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
+        """Records from the last picture on, each at its time. The stream ends where a snapshot is to be read."""
+        self.index.start()
+        rewinds, handed = self._rewinds, 0
+        while rewinds == self._rewinds:
+            item = self._peek()
+            if item is None or not self._due(item):
+                await self._wait(item)
+                continue
+            self._next = None
+            before = self._seq
+            self._hand_over(item)
+            if isinstance(item, Snapshot):
+                yield Gap(before + 1, item.seq)
+                return
+            self._picture = None
+            if item.seq >= first:
+                yield item
+            handed += 1
+            if handed % TOGETHER == 0:
+                await asyncio.sleep(0)
+
+    async def change(self, changes: dict[str, Any]) -> Accepted:
+        raise Refused("a recording cannot be changed")
+
+    async def close(self) -> None:
+        self.index.stop()
+        self._reading.close()
+        self._wake()
+
+    def _peek(self) -> Record | Snapshot | None:
+        """What comes next; None at the end."""
+        while self._next is None and not self.ended:
+            gap: Gap | None = None
+            try:
+                item = next(self._reading)
+                if isinstance(item, Gap):
+                    gap = item
+                    item = next(self._reading)
+                assert not isinstance(item, Gap)
+                self._next = item
+            except StopIteration:
+                lost = f"records {gap.first:,} to {gap.last:,} are missing, and no snapshot follows" if gap else ""
+                self._end(lost or self._reading.note)
+            except RecordingError as error:
+                self._end(str(error))
+        return self._next
+
+    def _end(self, note: str) -> None:
+        self.ended, self.note = True, note or "the recording ends here"
+        self._owed = 0
+
+    def _due(self, item: Record | Snapshot) -> bool:
+        if self._owed or item.seq <= self._target:
+            return True
+        return self.playing and (math.isinf(self._speed) or self.now() >= item.time - TICK)
+
+    def _hand_over(self, item: Record | Snapshot) -> None:
+        """Note that `item` is told now. Its own moment is the new reckoning where it did not come by the clock."""
+        then, at = self._reckoned
+        late = (self._clock() - then) - (item.time - at) / self._speed
+        by_clock = self.playing and not self._owed and item.seq > self._target and not math.isinf(self._speed)
+        self._owed = max(0, self._owed - 1)
+        self._seq, self._time = item.seq, item.time
+        if isinstance(item, Snapshot):
+            self._picture = item
+        if not by_clock or late > MAX_LATE:
+            self._reckon(item.time)
+
+    def _rewind(self, seq: int) -> None:
+        """Read again from the nearest snapshot that is not after `seq`."""
+        mark = self.index.snapshot_before(seq)
+        try:
+            reading = Reading(self.path, decode_item, mark.offset, mark.line)
+            picture = next(reading)
+        except RecordingError as error:  # it was there, and is no more
+            self._end(str(error))
+            return
+        assert isinstance(picture, Snapshot)
+        self._reading.close()
+        self._reading, self._picture, self._next = reading, picture, None
+        self._seq, self._time = picture.seq, picture.time
+        self.ended, self.note = False, ""
+        self._reckon(picture.time)
+        self._rewinds += 1
+
+    def _reckon(self, at: float) -> None:
+        self._reckoned = (self._clock(), at)
+
+    async def _wait(self, item: Record | Snapshot | None) -> None:
+        """Until `item` may be due, or something was asked for."""
+        if item is not None and self.playing:
+            self._sleeper = asyncio.ensure_future(self._sleep(max(0.0, (item.time - self.now()) / self._speed)))
+        else:
+            self._sleeper = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait({self._sleeper})
+        finally:
+            self._sleeper.cancel()
+            self._sleeper = None
+
+    def _wake(self) -> None:
+        if self._sleeper:
+            self._sleeper.cancel()
+
+    @staticmethod
+    def _check_speed(speed: float) -> None:
+        if not (MIN_SPEED <= speed <= MAX_SPEED or speed == math.inf):
+            raise ValueError(f"speed: must be from {MIN_SPEED} to {MAX_SPEED:.0f}, or inf, got {speed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a snapshot lies in the file: bytes (uncompressed) before its line, and the line's number."""
+
+    seq: int
+    offset: int
+    line: int
+
+
+class Index:
+    """What a thread finds in a file that is read once through: its snapshots, its events and its end.
+
+    `last` is the last item seen so far; `done`: all was seen. 8 bytes an event are kept, and nothing of the rest.
+    """
+
+    def __init__(self, path: Path, after: float) -> None:
+        self._path = path
+        self._after = after
+        self.last: RecordHead | SnapshotHead | None = None
+        self.done = False
+        self._marks = [Mark(0, 0, 1)]  # the first line's own number is not needed
+        self._events = array("q")
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, once."""
+        if self._thread is None and not self._over.is_set():
+            self._thread = threading.Thread(target=self._work, name="recording-scan", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def join(self) -> None:
+        """Wait for the thread (tests)."""
+        if self._thread:
+            self._thread.join()
+
+    def event_after(self, seq: int) -> int | None:
+        at = bisect_right(self._events, seq)
+        return self._events[at] if at < len(self._events) else None
+
+    def event_before(self, seq: int) -> int | None:
+        at = bisect_left(self._events, seq)
+        return self._events[at - 1] if at else None
+
+    def snapshot_before(self, seq: int) -> Mark:
+        """The last known one that is not after `seq`, or the first."""
+        return self._marks[max(1, bisect_right(self._marks, seq, key=lambda mark: mark.seq)) - 1]
+
+    def _work(self) -> None:
+        if self._over.wait(self._after):
+            return
+        # What cannot be read ends the index where it ends the playing; the player has the words.
+        with suppress(RecordingError):
+            self._read()
+        self.done = not self._over.is_set()
+
+    def _read(self) -> None:
+        heads = read_heads(self._path)
+        control = None
+        rest_at = time.monotonic() + SCAN_WORK
+        for head in heads:
+            if time.monotonic() > rest_at:
+                if self._over.wait(SCAN_REST):
+                    break
+                rest_at = time.monotonic() + SCAN_WORK
+            if isinstance(head, Gap):
+                continue
+            if isinstance(head, SnapshotHead) and self.last is not None:
+                self._marks.append(Mark(head.seq, heads.offset, heads.line))
+                self._events.append(head.seq)
+            elif isinstance(head, RecordHead):
+                switched = control is not None and controls.changes(control, head.control)
+                if switched or head.preempted or head.copies:
+                    self._events.append(head.seq)
+            control, self.last = head.control, head
+        heads.close()
