@@ -44,11 +44,16 @@ class Child:
         self._reader = asyncio.gather(self._read(process.stdout, True), self._read(process.stderr, False))
 
     @classmethod
-    async def start(cls, arguments: Sequence[str], on_line: Callable[[str], None] | None = None) -> Child:
-        """Start a child in a session of its own, so that the terminal's Ctrl-C reaches the parent alone."""
+    async def start(
+        cls, arguments: Sequence[str], on_line: Callable[[str], None] | None = None, steered: bool = False
+    ) -> Child:
+        """Start a child in a session of its own, so that the terminal's Ctrl-C reaches the parent alone.
+
+        One that is `steered` reads what is written to it; to others the input has ended.
+        """
         process = await asyncio.create_subprocess_exec(
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if steered else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -61,6 +66,11 @@ class Child:
     def exit_code(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
         return self.process.returncode
+
+    def write(self, text: str) -> None:
+        """Put text on the input of one that is steered; one that has ended does not read it."""
+        if self.process.stdin is not None and self.process.returncode is None:
+            self.process.stdin.write(text.encode())
 
     async def wait(self) -> int:
         """Its exit code, when it has ended and all it said was read."""

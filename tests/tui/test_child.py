@@ -33,6 +33,14 @@ async def test_lines_of_both_streams_and_the_output_apart():
     assert sorted(line for line in seen if line) == ["four", "one", "three", "two"]
 
 
+async def test_one_that_is_steered_reads_what_is_written():
+    child = await Child.start([sys.executable, "-c", "print(input())"], steered=True)
+    child.write("speed 3\n")
+    assert await child.wait() == 0
+    assert next(iter(child.output)) == "speed 3"
+    child.write("too late\n")
+
+
 async def test_one_that_does_not_end_is_made_to():
     lines = []
     child = await Child.start([sys.executable, "-c", STUBBORN], lines.append)
