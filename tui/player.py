@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.protocol import Gap, Record, Snapshot, decode_item
+from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
 from tui import controls
-from tui.client import Accepted, NotAnEngine, Refused
+from tui.client import Accepted, Missing, NotAnEngine, Refused
 from tui.recording import STDIN, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
 
 MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown
 MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
 TICK = 1e-6  # seconds: so close is now
 TOGETHER = 8  # records that are handed over before the screen has its turn
+NO_CHANGE = "a recording cannot be changed"
+NO_TEXT = "a recording holds no text"
+ENDS = "the recording ends here"
 SCAN_AFTER = 1.0  # seconds: the first picture comes first
 SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
 
@@ -101,6 +104,16 @@ class Player:
     @property
     def duration(self) -> float | None:
         return self.index.last.time - self.start.time if self.index.done and self.index.last else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether it ended where it was meant to: nothing is broken or missing there."""
+        return self.ended and self.note == ENDS
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all is handed over that `seek` and `step` asked for, as far as the file has it."""
+        return self.ended or (self._next is not None and not self._owed and self._next.seq > self._target)
 
     @property
     def waits(self) -> float:
@@ -191,7 +204,16 @@ class Player:
                 await asyncio.sleep(0)
 
     async def change(self, changes: dict[str, Any]) -> Accepted:
-        raise Refused("a recording cannot be changed")
+        raise Refused(NO_CHANGE)
+
+    async def request_text(self, request: str, first: int) -> RequestText:
+        raise Missing(NO_TEXT)
+
+    async def block_text(self, block: int) -> BlockText:
+        raise Missing(NO_TEXT)
+
+    async def cancel(self, request: str) -> tuple[str, ...]:
+        raise Refused(NO_CHANGE)
 
     async def close(self) -> None:
         self.index.stop()
@@ -217,7 +239,7 @@ class Player:
         return self._next
 
     def _end(self, note: str) -> None:
-        self.ended, self.note = True, note or "the recording ends here"
+        self.ended, self.note = True, note or ENDS
         self._owed = 0
 
     def _due(self, item: Record | Snapshot) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from engine.protocol import Copy, Preempted, encode
 from tui import controls
-from tui.client import NotAnEngine, Refused
+from tui.client import Missing, NotAnEngine, Refused
 from tui.feed import Feed
 from tui.fold import EngineFold
 from tui.player import Player, Position
@@ -307,6 +307,7 @@ async def test_the_end_keeps_the_last_picture_and_says_so(file, states):
         await time.pass_by(1000.0)
         assert feed.fold.to_snapshot() == states[80]
         assert (player.ended, player.note) == (True, "the recording ends here")
+        assert player.complete
         assert player.position == Position(80, states[80].time - states[0].time)
         at = feed.now
         await time.pass_by(1000.0)
@@ -318,7 +319,15 @@ async def test_the_end_keeps_the_last_picture_and_says_so(file, states):
 
 
 async def test_a_gap_is_told_when_its_snapshot_comes(items, states, tmp_path):
-    async with playing(written(tmp_path / "a.jsonl", [*items[:21], states[40], *items[41:]])) as (_, feed, time):
+    async with playing(written(tmp_path / "a.jsonl", [*items[:21], states[40], *items[41:]])) as (player, feed, time):
+        player.pause()
+        player.seek(30)
+        assert not player.arrived
+        await settle()
+        assert (player.position.seq, player.arrived) == (20, True)
+        player.seek(0)
+        player.resume()
+        await settle()
         await time.pass_by(items[40].time - items[0].time - 1e-5)
         assert (feed.fold.seq, feed.link.lost) == (20, 0)
         await time.pass_by(2e-5)
@@ -346,6 +355,7 @@ async def test_a_broken_file_plays_to_where_it_breaks(items, states, tmp_path, s
         assert feed.fold.to_snapshot() == states[seq]
         assert player.ended
         assert words in player.note
+        assert not player.complete
         player.index.join()
         assert player.last == seq
 
@@ -392,6 +402,12 @@ async def test_a_recording_takes_no_orders(file):
     player = Player(file)
     with pytest.raises(Refused, match="a recording cannot be changed"):
         await player.change({"batching": "static"})
+    with pytest.raises(Refused, match="a recording cannot be changed"):
+        await player.cancel("a")
+    with pytest.raises(Missing, match="a recording holds no text"):
+        await player.request_text("a", 0)
+    with pytest.raises(Missing, match="a recording holds no text"):
+        await player.block_text(1)
     await player.close()
 
 
