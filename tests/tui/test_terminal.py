@@ -1,101 +1,87 @@
-"""The program in a pseudo-terminal of its own: it draws, takes keys, waits for an engine, and leaves cleanly."""
+"""The look that suits a terminal, and themes in which every role tells itself."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import signal
-import struct
-import subprocess
-import sys
-import termios
-import threading
-
 import pytest
+from rich.color import Color
+from rich.style import Style
 
-MAIN = "import sys; from tui.cli import main; sys.exit(main())"
-OTHER_TRACE = "import pathlib, sys, tui.replay; tui.replay.find_trace = lambda: pathlib.Path('{trace}'); " + MAIN
-
-
-class Terminal:
-    """One run of paged-top in a terminal of 80 x 24."""
-
-    def __init__(self, *arguments, main=MAIN, **environment):
-        self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", main, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**clean, "TERM": "xterm-256color", **environment},
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.seen = b""
-        self.news = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        while True:
-            try:
-                data = os.read(self.master, 65536)
-            except OSError:
-                return
-            with self.news:
-                self.seen += data
-                self.news.notify_all()
-
-    def wait_for(self, words):
-        with self.news:
-            assert self.news.wait_for(lambda: words.encode() in self.seen, 40), self.seen[-3000:]
-
-    def end(self):
-        code = self.process.wait(30)
-        os.close(self.master)
-        return code
+from tui.look import ASCII, UNICODE
+from tui.terminal import THEME_CHOICES, look
+from tui.themes import COLOUR_BLIND, DARK, LIGHT, MONO, SIXTEEN, THEMES
 
 
-def test_it_waits_for_an_engine_visibly_and_quits():
-    terminal = Terminal("--url", "http://127.0.0.1:1")
-    terminal.wait_for("connecting")
-    terminal.wait_for("nothing answers there")
-    os.write(terminal.master, b"q")
-    assert terminal.end() == 0
-    assert b"Traceback" not in terminal.seen
+@pytest.mark.parametrize(
+    ("environment", "theme"),
+    [
+        ({"TERM": "xterm-256color"}, DARK),
+        ({"TERM": "xterm", "COLORTERM": "truecolor"}, DARK),
+        ({"TERM": "xterm"}, SIXTEEN),
+        ({"TERM": "linux"}, SIXTEEN),
+        ({"TERM": "screen"}, SIXTEEN),
+        ({"TERM": "vt100"}, MONO),
+        ({"TERM": "dumb"}, MONO),
+        ({}, MONO),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, MONO),
+        ({"TERM": "xterm-256color", "NO_COLOR": ""}, DARK),
+        ({"TERM": "alacritty"}, DARK),
+    ],
+)
+def test_the_theme_suits_the_terminal(environment, theme):
+    assert look(environment, "auto", None, "utf-8").theme is theme
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_stops_it_and_the_engine_it_started(sign):
-    terminal = Terminal("--model", "tiny")
-    terminal.wait_for("live")
-    children = subprocess.run(
-        ["ps", "--ppid", str(terminal.process.pid), "-o", "pid="], capture_output=True, text=True, check=False
-    ).stdout.split()
-    assert children
-    terminal.process.send_signal(sign)
-    assert terminal.end() == 128 + sign
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+@pytest.mark.parametrize(
+    ("term", "asked", "encoding", "glyphs"),
+    [
+        ("xterm", None, "utf-8", UNICODE),
+        ("xterm", None, "UTF8", UNICODE),
+        ("xterm", None, "ascii", ASCII),
+        ("xterm", None, "", ASCII),
+        ("linux", None, "utf-8", ASCII),
+        ("linux", False, "utf-8", UNICODE),
+        ("xterm", True, "utf-8", ASCII),
+    ],
+)
+def test_glyphs_are_those_the_terminal_has(term, asked, encoding, glyphs):
+    assert look({"TERM": term}, "dark", asked, encoding).glyphs == glyphs
 
 
-def test_an_engine_that_cannot_start_is_on_the_screen_and_in_the_exit_code():
-    terminal = Terminal("--model", "/no/such/folder")
-    terminal.wait_for("the engine ended")
-    os.write(terminal.master, b"q")
-    assert terminal.end() == 1
-    assert b"Traceback" not in terminal.seen
+def test_a_theme_that_was_asked_for_holds_but_for_no_color():
+    assert look({"TERM": "dumb"}, "light", None, "utf-8").theme is LIGHT
+    assert look({"TERM": "xterm", "NO_COLOR": "1"}, "light", None, "utf-8").theme is MONO
+    assert set(THEME_CHOICES) == {"auto", *THEMES}
 
 
-def test_a_replay_that_fails_is_on_the_screen_and_in_the_exit_code(tmp_path):
-    trace, logs = tmp_path / "t.jsonl", tmp_path / "logs"
-    trace.write_text('{"format": "something else"}\n')
-    logs.mkdir()
-    terminal = Terminal("--demo", "--model", "tiny", main=OTHER_TRACE.format(trace=trace), TMPDIR=str(logs))
-    terminal.wait_for("replay: exit code 2")
-    os.write(terminal.master, b"q")
-    assert terminal.end() == 1
-    (log,) = logs.iterdir()
-    assert f"(log: {log})" in terminal.seen.decode()
-    assert b"Traceback" not in terminal.seen
+@pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
+def test_every_theme_styles_every_role(theme):
+    assert theme.styles.keys() == DARK.styles.keys()
+    for role in theme.styles:
+        Style.parse(theme.style(role))
+    with pytest.raises(KeyError):
+        theme.style("no such role")
+
+
+def test_monochrome_has_no_colour_and_sixteen_only_the_terminals_own():
+    assert all(Style.parse(style).color is None for style in MONO.styles.values())
+    for style in SIXTEEN.styles.values():
+        colour = Style.parse(style).color
+        assert colour is not None
+        assert colour.number is not None
+        assert colour.number < 16
+
+
+def _luminance(colour: str) -> float:
+    """WCAG 2's relative luminance."""
+    channels = [c / 255 for c in Color.parse(colour).get_truecolor()]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT, COLOUR_BLIND], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("role", ["text", "value", "dim", "key", "good", "bad", "warn", "mode", "mode-old", "latency"])
+def test_words_can_be_read(theme, role):
+    """WCAG 2 asks for a contrast of 4.5 for text."""
+    back, front = _luminance(theme.back), Style.parse(theme.style(role)).color
+    high, low = max(back, _luminance(front.name)), min(back, _luminance(front.name))
+    assert (high + 0.05) / (low + 0.05) >= 4.5

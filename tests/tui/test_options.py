@@ -1,0 +1,111 @@
+"""Options: the command line before the environment before the config file; what is wrong is named."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tui import cli, focus, themes
+from tui.cli import OPTIONS, parse
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith("PAGED_TOP_") and name != "PAGED_TOP_CACHE":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "paged-top").mkdir()
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tmp_path / "paged-top" / "config.toml"
+
+
+def options(*arguments):
+    return parse(arguments)[1]
+
+
+def test_the_command_line_goes_before_the_environment_before_the_file(config, monkeypatch):
+    assert options().theme == "auto"
+    config.write_text('theme = "light"\nframes = 5\nreadonly = true\n')
+    assert (options().theme, options().frames, options().readonly) == ("light", 5.0, True)
+    monkeypatch.setenv("PAGED_TOP_THEME", "mono")
+    monkeypatch.setenv("PAGED_TOP_READONLY", "0")
+    assert (options().theme, options().readonly) == ("mono", False)
+    assert options("--theme", "dark", "--readonly").theme == "dark"
+    assert options("--readonly").readonly is True
+    assert options("--no-readonly").readonly is False
+
+
+def test_every_option_can_come_from_each_place(config, monkeypatch):
+    texts = {"url": "http://h:1", "theme": "16", "panel": "batch", "frames": "2", "web_port": "99", "step": "7"}
+    for option in OPTIONS:
+        if option.name == "config":
+            continue
+        text = texts.get(option.name, "2" if option.parse else "1")
+        arguments = ["play", "x.jsonl"] if not option.live else []
+        config.write_text(f'{option.name} = "{text}"\n')
+        from_file = getattr(options(*arguments), option.name)
+        config.write_text("")
+        monkeypatch.setenv(option.variable, text)
+        from_environment = getattr(options(*arguments), option.name)
+        monkeypatch.delenv(option.variable)
+        given = [option.flag, text] if option.parse else [option.flag]
+        assert from_file == from_environment == getattr(options(*arguments, *given), option.name) != option.default
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("theme = 'pink'", "theme: must be one of auto, dark, light, colour-blind, 16, mono, got 'pink'"),
+        ("frames = 'many'", "frames: must be a number from 0.5 to 60, got 'many'"),
+        ("frames = 1000", "frames: must be a number from 0.5 to 60"),
+        ("web_port = 0", "web_port: must be a whole number from 1 to 65,535, got '0'"),
+        ("colour = 1", "colour: no such option; known are ascii, demo"),
+        ("config = 'x'", "config: no such option"),
+        ("readonly = 'perhaps'", "readonly: must be 1 or 0"),
+        ("url = 'nowhere'", "url: must be an address"),
+        ("theme = ", "is not TOML"),
+        ("\udcff", "is not TOML"),
+    ],
+)
+def test_a_bad_config_file_is_one_line_that_names_file_and_key(config, capsys, text, words):
+    config.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SystemExit) as error:
+        options()
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert str(config) in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_config_file_that_is_named_must_exist(capsys, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit):
+        options("--config", str(tmp_path / "none.toml"))
+    assert "none.toml: No such file" in capsys.readouterr().err
+    named = tmp_path / "mine.toml"
+    named.write_text("ascii = true")
+    assert options("--config", str(named)).ascii is True
+    monkeypatch.setenv("PAGED_TOP_CONFIG", str(named))
+    assert options().ascii is True
+
+
+def test_play_has_options_of_its_own(capsys):
+    played = options("play", "x.jsonl", "--speed", "4", "--step", "12", "--theme", "light")
+    assert (str(played.play), played.speed, played.step, played.theme) == ("x.jsonl", 4.0, 12, "light")
+    assert played.url is None
+    assert not played.demo
+    for arguments in (["--speed", "2"], ["play"], ["play", "x", "--url", "http://h"], ["play", "x", "--speed", "0"]):
+        with pytest.raises(SystemExit) as error:
+            options(*arguments)
+        assert error.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_words_listed_in_the_command_line_are_those_there_are():
+    assert cli._THEMES == ("auto", *themes.THEMES)
+    assert cli._PANELS == focus.PANELS

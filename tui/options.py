@@ -1,0 +1,151 @@
+"""Options of the command line, each also an environment variable and a line of the config file, in that order."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+ENVIRONMENT = "PAGED_TOP_"
+USAGE = 2
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for an error, not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`parse` reads its text and raises ArgumentTypeError; a switch has none. `play`: for recordings too."""
+
+    name: str
+    help: str
+    parse: Callable[[str], Any] | None = None
+    metavar: str = ""
+    default: Any = None
+    play: bool = True
+    live: bool = True
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT + self.name.upper()
+
+
+def server_url(text: str) -> str:
+    """An http(s) address without a path. Raises ArgumentTypeError."""
+    from httpx import URL, InvalidURL  # what will open it
+
+    try:
+        parts = URL(text)
+        known = parts.scheme in ("http", "https") and bool(parts.host)
+        usable = known and (parts.port is None or 0 < parts.port < 1 << 16)
+    except (InvalidURL, UnicodeError):
+        usable = False
+    if not usable or any(c.isspace() for c in text):
+        raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """A number from `low` to `high`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be a number from {low:g} to {high:g}, got {text!r}")
+        return value
+
+    return parse
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not low <= int(text[:19]) <= high:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {low:,} to {high:,}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of some words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(choices)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def config_path(environment: Mapping[str, str]) -> Path:
+    """Where the config file is looked for, if none is named."""
+    base = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "paged-top" / "config.toml"
+
+
+def read_config(path: Path, options: tuple[Option, ...]) -> dict[str, Any]:
+    """The values of a config file by option name. Raises ArgumentTypeError that names the file and the key."""
+    import tomllib
+
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: is not TOML: {error}") from None
+    known = {option.name: option for option in options if option.name != "config"}
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{path}: {key}: no such option; known are {', '.join(sorted(known))}")
+        try:
+            out[name] = _parsed(known[name], value)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{path}: {key}: {error}") from None
+    return out
+
+
+def add_options(parser: Parser, options: tuple[Option, ...], file: Mapping[str, Any]) -> None:
+    """Options with their defaults from the environment, then from the config file."""
+    for option in options:
+        default = file.get(option.name, option.default)
+        text = os.environ.get(option.variable)
+        if text:
+            try:
+                default = _parsed(option, text)
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"{option.variable}: {error}")
+        words = f"{option.help} [{option.variable}]"
+        if option.parse is None:
+            parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=default, help=words)
+        else:
+            parser.add_argument(
+                option.flag, type=option.parse, default=default, metavar=option.metavar or None, help=words
+            )
+
+
+def _parsed(option: Option, value: Any) -> Any:
+    if option.parse is not None:
+        return option.parse(str(value))
+    word = str(value).lower()
+    if word not in (*_YES, *_NO):
+        raise argparse.ArgumentTypeError(f"must be 1 or 0, got {value!r}")
+    return word in _YES
