@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from engine.protocol import (
     PROTOCOL_VERSION,
+    BlockText,
     Control,
     Gap,
     Record,
+    RequestText,
     Snapshot,
+    decode_block_text,
     decode_item,
+    decode_request_text,
     decode_snapshot,
 )
 
+Answer = TypeVar("Answer")
+
 CONNECT_TIMEOUT = 3.0
 READ_TIMEOUT = 10.0  # of an answer; the step stream may be silent for as long as the engine is idle
+_NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that an engine with texts gives
 
 
 class Unreachable(Exception):
@@ -31,8 +39,12 @@ class NotAnEngine(Exception):
     """Something answers, and it is not a paged-engine that this program knows."""
 
 
+class Missing(Exception):
+    """What was asked for is not there, or not any more; the message says what."""
+
+
 class Refused(Exception):
-    """The engine did not take a change of control; the message is its own."""
+    """The engine did not take a change of control, or did not cancel; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,12 @@ class Engine(Protocol):
     def steps(self, first: int) -> AsyncIterator[Record | Gap]: ...
 
     async def change(self, changes: dict[str, Any]) -> Accepted: ...
+
+    async def request_text(self, request: str, first: int) -> RequestText: ...
+
+    async def block_text(self, block: int) -> BlockText: ...
+
+    async def cancel(self, request: str) -> tuple[str, ...]: ...
 
     async def close(self) -> None: ...
 
@@ -97,14 +115,26 @@ class HttpEngine:
             raise Unreachable(_reason(error)) from None
         raise Unreachable("the engine closed the stream")
 
+    async def request_text(self, request: str, first: int) -> RequestText:
+        """A live request's tokens from place `first` on. Raises Missing if it has ended, Unreachable or NotAnEngine."""
+        path = f"/engine/requests/{quote(request, safe='')}?from={first}"
+        return await self._text(path, decode_request_text, f"request {request} has ended")
+
+    async def block_text(self, block: int) -> BlockText:
+        """A block's tokens. Raises Missing if the pool has no such block, Unreachable or NotAnEngine."""
+        return await self._text(f"/engine/blocks/{block}", decode_block_text, f"there is no block {block}")
+
+    async def cancel(self, request: str) -> tuple[str, ...]:
+        """End a live request, and whoever cannot go on without it; returns who ended. Raises as `change` does."""
+        response = await self._asked("DELETE", f"/engine/requests/{quote(request, safe='')}")
+        try:
+            return msgspec.json.decode(response.content, type=dict[str, tuple[str, ...]])["cancelled"]
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
+            raise Refused(f"the answer does not say who ended ({error})") from None
+
     async def change(self, changes: dict[str, Any]) -> Accepted:
         """Change control; raises Refused with the engine's own words, or Unreachable."""
-        try:
-            response = await self._http.patch("/engine/control", json=changes)
-        except httpx.HTTPError as error:
-            raise Unreachable(_reason(error)) from None
-        if response.status_code != 200:
-            raise Refused(f"HTTP {response.status_code}: {_error_message(response.content)}")
+        response = await self._asked("PATCH", "/engine/control", json=changes)
         try:
             answer = msgspec.json.decode(response.content, type=dict[str, Any])
             step = int(answer.pop("step"))
@@ -114,6 +144,31 @@ class HttpEngine:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    async def _text(self, path: str, decode: Callable[[bytes], Answer], missing: str) -> Answer:
+        try:
+            response = await self._http.get(path)
+        except httpx.HTTPError as error:
+            raise Unreachable(_reason(error)) from None
+        if response.status_code == 404:
+            is_known = _error(response.content).get("code") in _NOT_FOUND
+            raise Missing(missing if is_known else "this engine does not tell texts")
+        if response.status_code != 200:
+            raise self._unexpected(response.status_code, path)
+        try:
+            return decode(response.content)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise NotAnEngine(f"{self._at(path)} answers, but not with a text ({error})") from None
+
+    async def _asked(self, method: str, path: str, **body: Any) -> httpx.Response:
+        """The answer to what changes something; raises Refused or Unreachable."""
+        try:
+            response = await self._http.request(method, path, **body)
+        except httpx.HTTPError as error:
+            raise Unreachable(_reason(error)) from None
+        if response.status_code != 200:
+            raise Refused(f"HTTP {response.status_code}: {_error_message(response.content)}")
+        return response
 
     async def _get(self, path: str) -> httpx.Response:
         try:
@@ -163,10 +218,16 @@ def _reason(error: httpx.HTTPError) -> str:
             return str(error) or type(error).__name__
 
 
+def _error(content: bytes) -> dict[str, Any]:
+    """An OpenAI-style error, or nothing."""
+    try:
+        error = msgspec.json.decode(content)["error"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
 def _error_message(content: bytes) -> str:
     """An OpenAI-style error's message, or the start of whatever came."""
-    try:
-        answer = msgspec.json.decode(content)
-        return str(answer["error"]["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return content[:200].decode("utf-8", "replace")
+    message = _error(content).get("message")
+    return content[:200].decode("utf-8", "replace") if message is None else str(message)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Gap, Record, Snapshot, decode_item
-from tui.client import Accepted, Refused
+from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
+from tui.client import Accepted, Missing, Refused
 from tui.feed import Feed
 from tui.view import Frame, Link, Status
 
@@ -39,6 +39,8 @@ class PlayedEngine:
         assert isinstance(first, Snapshot)
         self.first = first
         self.changes: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
+        self.texts: dict[str | int, tuple[tuple[int, ...], tuple[str, ...]]] = {}  # of requests and blocks, to be set
         self.refusal = ""
         self.played = asyncio.Event()
         self.closed = False
@@ -59,6 +61,23 @@ class PlayedEngine:
         import msgspec
 
         return Accepted(msgspec.structs.replace(self.records[-1].control, **changes), 18_210)
+
+    async def request_text(self, request: str, first: int) -> RequestText:
+        if request not in self.texts:
+            raise Missing(f"request {request} has ended")
+        tokens, pieces = self.texts[request]
+        return RequestText(self.first.seq, request, 2, first, tokens[first:], pieces[first:])
+
+    async def block_text(self, block: int) -> BlockText:
+        if block not in self.texts:
+            raise Missing(f"there is no block {block}")
+        return BlockText(self.first.seq, block, None, None, *self.texts[block])
+
+    async def cancel(self, request: str) -> tuple[str, ...]:
+        self.cancelled.append(request)
+        if self.refusal:
+            raise Refused(self.refusal)
+        return (request,)
 
     async def close(self) -> None:
         self.closed = True

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from engine.protocol import PROTOCOL_VERSION, Control, Gap, encode
-from tui.client import HttpEngine, NotAnEngine, Refused, Unreachable, _events
+from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
+from tui.client import HttpEngine, Missing, NotAnEngine, Refused, Unreachable, _events
 
 
 @asynccontextmanager
@@ -126,3 +126,65 @@ async def test_control_answers_and_refusals():
             await engine.change({"batching": "sttic"})
         with pytest.raises(Refused, match="not a control"):
             await engine.change({"allocation": "paged"})
+
+
+def failing(status, code="request_not_found", message="id: no live request 'a'"):
+    return answering(msgspec.json.encode({"error": {"message": message, "code": code}}), status)
+
+
+async def test_texts_are_asked_for_by_name_and_place():
+    request = RequestText(7, "cmpl-1/2 ?", 2, 3, (5,), ("x",))
+    block = BlockText(7, 12, "ab", None, (5, 6), ("x", "y"))
+
+    async def requested(asked):
+        assert (asked.match_info["id"], asked.query["from"]) == ("cmpl-1/2 ?", "3")
+        return web.Response(body=encode(request))
+
+    paths = {"get__engine__requests__{id}": requested, "get__engine__blocks__12": answering(encode(block))}
+    async with serving(**paths) as engine:
+        assert await engine.request_text("cmpl-1/2 ?", 3) == request
+        assert await engine.block_text(12) == block
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "words"),
+    [
+        (failing(404), Missing, "request a has ended"),
+        (failing(404, None, "no such route: /engine/requests/a"), Missing, "this engine does not tell texts"),
+        (answering(b"not found", 404), Missing, "this engine does not tell texts"),
+        (answering(b"", 503), Unreachable, "HTTP 503"),
+        (answering(b"", 400), NotAnEngine, "answers HTTP 400"),
+        (answering(b"{}"), NotAnEngine, "not with a text"),
+    ],
+)
+async def test_texts_that_there_are_not(handler, error, words):
+    async with serving(get__engine__requests__a=handler) as engine:
+        with pytest.raises(error, match=words):
+            await engine.request_text("a", 0)
+
+
+async def test_a_block_that_there_is_not():
+    handler = failing(404, "block_not_found", "block: must be from 0 to 9")
+    async with serving(get__engine__blocks__10=handler) as engine:
+        with pytest.raises(Missing, match="there is no block 10"):
+            await engine.block_text(10)
+
+
+async def test_cancelling_says_who_ended_or_keeps_the_engines_words():
+    paths = {
+        "delete__engine__requests__a": answering(b'{"cancelled": ["a", "a-1"]}'),
+        "delete__engine__requests__b": failing(404, message="id: no live request 'b'"),
+        "delete__engine__requests__c": answering(b"[]"),
+    }
+    async with serving(**paths) as engine:
+        assert await engine.cancel("a") == ("a", "a-1")
+        with pytest.raises(Refused, match="HTTP 404: id: no live request 'b'"):
+            await engine.cancel("b")
+        with pytest.raises(Refused, match="does not say who ended"):
+            await engine.cancel("c")
+    nobody = HttpEngine("http://127.0.0.1:1")
+    with pytest.raises(Unreachable, match="nothing answers there"):
+        await nobody.cancel("a")
+    with pytest.raises(Unreachable, match="nothing answers there"):
+        await nobody.request_text("a", 0)
+    await nobody.close()

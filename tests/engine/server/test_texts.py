@@ -19,6 +19,8 @@ from engine.loading.resolve import resolve_model
 from engine.messages import TokensAfter
 from engine.protocol import BlockText, LiveRequests, RequestText
 from engine.server.pieces import LONG, is_enough, pieces, pieces_of
+from tui.client import HttpEngine
+from tui.texts import EVERY, TextReader
 
 PROMPT = "\N{GRINNING FACE} one h\u00e9, \N{GREEK SMALL LETTER ALPHA}\N{SNOWMAN} two"
 ASK = {"prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True}
@@ -158,6 +160,27 @@ async def test_cached_blocks_keep_their_text_and_free_ones_have_none(server) -> 
         free = next(block for block in range(state["engine"]["num_blocks"]) if block not in held)
         found = await block_text(http, free)
         assert (found.tokens, found.texts, found.hash, found.parent_hash) == ((), (), None, None)
+
+
+async def test_paged_top_reads_a_request_while_it_grows_and_knows_its_end(server) -> None:
+    engine, now = HttpEngine(server.url), 0.0
+    reader = TextReader(lambda: engine, lambda: now)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        async with asking(http, **ASK):
+            (one,) = (await live(http, 40)).requests
+            while not reader.texts.requests or len(reader.texts.requests[one.request].tokens) < 200:
+                now += EVERY
+                await reader.read(one.request, 0)
+            whole = await engine.request_text(one.request, 0)
+            assert await engine.cancel(one.request) == (one.request,)
+        now += EVERY
+        await reader.read(one.request, 0)
+    found = reader.texts.requests[one.request]
+    assert reader.texts.unknown == f"request {one.request} has ended"
+    assert found.tokens == whole.tokens[: len(found.tokens)]
+    assert "".join(found.texts).startswith(PROMPT)
+    assert 0 in reader.texts.blocks
+    await engine.close()
 
 
 async def test_beams_are_told_from_where_they_may_change(server) -> None:
