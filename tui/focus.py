@@ -26,10 +26,15 @@ class MapFocus:
 
 @dataclass(frozen=True, slots=True)
 class BatchFocus:
-    """`step`: the sequence number of the step under the cursor; `top`: the first lane shown."""
+    """`step`: the sequence number of the step under the cursor, None: the newest. `zoom`: a column is 2**zoom steps.
+
+    `top`: the first row shown; `follow`: rows move so that the selected one is among them.
+    """
 
     step: int | None = None
     top: int = 0
+    zoom: int = 0
+    follow: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +56,13 @@ class LedgersFocus:
 
 @dataclass(frozen=True, slots=True)
 class RequestsFocus:
+    """`sort` is the name of a column. `top`: the first row shown; `follow`: rows move with the selected one."""
+
     sort: str = "arrived"
     descending: bool = False
     filter: str = ""
     top: int = 0
+    follow: bool = True
 
 
 @dataclass(frozen=True, slots=True)
