@@ -19,7 +19,7 @@ from tui.history import Step, step_seconds
 from tui.look import Glyphs, Look
 from tui.panels import stays, step_detail, timeline
 from tui.panels.batch_plan import DETAILED, Plan, Row, plan
-from tui.panels.line import Line, box, fit, join, length, short_id
+from tui.panels.line import Line, box, fit, join, length
 from tui.panels.waits import reason
 from tui.view import Frame, View
 
@@ -208,16 +208,16 @@ def _name(
     role = "selected" if selected else f"hue{view.hue(row.request)}" if row.lane is not None else "waiting"
     state = view.requests.get(row.request)
     if label < 18 or state is None:
-        return ((f"{mark}{short_id(row.request, label - 2)}".ljust(label), role),)
+        return ((f"{mark}{stays.short_name(row.request, label - 2)}".ljust(label), role),)
     began = since.get(row.request)
     waited = figures.seconds(None if began is None else view.now - began)
     if label < DETAILED:
         figure = f"{state.computed_tokens:>6,} " if row.lane is not None else f"{waited:>7}"
-        return ((f"{mark}{short_id(row.request, 8):<8} {figure} "[:label].ljust(label), role),)
-    head = f"{mark}{short_id(row.request, 10):<10} {stays.doing(state):<9}"
+        return ((f"{mark}{stays.short_name(row.request, 8):<8} {figure} "[:label].ljust(label), role),)
+    head = f"{mark}{stays.short_name(row.request, 10):<10} {stays.doing(state):<9}"
     if row.lane is None:
         return ((f"{head} {f'for {waited}':>14}".ljust(label), role),)
-    speed = figures.count(stays.speed(view, state))
+    speed = stays.rate(stays.speed(view, state))
     told = f"{head} {state.computed_tokens:>7,} {stays.generated(state):>6,} {speed:>6}"
     return ((told.ljust(label), role),)
 

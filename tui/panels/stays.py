@@ -6,13 +6,17 @@ Times that lie before the steps that a view carries are not known, and are None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 from engine.protocol import RequestState
+from tui import figures
 from tui.history import Step, step_seconds
+from tui.panels.line import short_id
 from tui.view import View
 
 Doing = Literal["prefill", "decode", "held", "waiting", "preempted", "swapped"]
+short_name = lru_cache(maxsize=8192)(short_id)  # an id is made fit for the screen once
 DOINGS: tuple[Doing, ...] = ("prefill", "decode", "held", "waiting", "preempted", "swapped")
 
 
@@ -86,6 +90,8 @@ def _joined(view: View, request: str) -> float | None:
     lane, steps = view.lanes.get(request), view.steps
     if lane is None or not steps:
         return None
+    if _has(steps[0], lane, request):
+        return None
     low, high = 0, len(steps)  # it is not in the lane before `low`, and from `high` on only it is
     while low < high:
         middle = (low + high) // 2
@@ -99,7 +105,7 @@ def _joined(view: View, request: str) -> float | None:
         else:
             low = at + 1
     first = next((step for step in steps[low:] if _has(step, lane, request)), None)
-    if first is None or first is steps[0] or first.missing:
+    if first is None or first.missing:
         return None
     cell = first.cells.get(lane)
     return began(first) if cell is not None and cell.kind in ("prefill", "fork") else None
@@ -131,3 +137,8 @@ def _last_token(view: View, state: RequestState) -> float | None:
 def _has(step: Step, lane: int, request: str) -> bool:
     cell = step.cells.get(lane)
     return cell is not None and cell.request == request
+
+
+def rate(value: float | None) -> str:
+    """Tokens per second of one request, as a figure: tenths below a hundred, where they matter."""
+    return f"{value:,.1f}" if value is not None and value < 99.95 else figures.count(value)
