@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from tui.block_columns import CACHED, UNKNOWN
-from tui.history import History
+from tui.history import Windows
 from tui.view import View
 
 LARGE_POOL = 16_384  # blocks from which on a tree may be older than the view
@@ -76,9 +76,10 @@ class PrefixTree:
     hits: Ints
     positions: Ints
     depths: Ints
+    parents: Ints  # the node above each, UNKNOWN at the top
     sizes: Ints
-    unknown: int
-    block_bytes: int
+    unknown: int = 0
+    block_bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.references)
@@ -127,7 +128,7 @@ class _Latest:
     """The last tree made: a frame asks for it several times, and one of a large pool serves for a while."""
 
     def __init__(self) -> None:
-        self.history: History | None = None
+        self.history: Windows | None = None
         self.seq = 0
         self.now = 0.0
         self.tree: PrefixTree | None = None
@@ -178,7 +179,12 @@ def build(view: View) -> PrefixTree:
     above = before[ids]
     up = np.where(above == UNKNOWN, UNKNOWN, index[above])
     tree = _runs(ids, up, references[ids].astype(np.int64), columns.hits[ids].astype(np.int64))
-    return PrefixTree(view.seq, *tree, unknown, view.engine.block_size * view.engine.kv_bytes_per_token)
+    return replace(
+        tree,
+        seq=view.seq,
+        unknown=unknown,
+        block_bytes=view.engine.block_size * view.engine.kv_bytes_per_token,
+    )
 
 
 def _known(view: View) -> tuple[Bools, int]:
@@ -271,23 +277,34 @@ def _depths(up: Ints) -> Ints:
     return _depths(up)
 
 
-def _runs(ids: Ints, up: Ints, references: Ints, hits: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Blocks [blocks inside], starts, references, hits, positions, depths and sizes of the nodes, in their order."""
+def _runs(ids: Ints, up: Ints, references: Ints, hits: Ints) -> PrefixTree:
+    """The tree of these blocks; `up` is the place in `ids` of the one before each."""
+    if not len(ids):
+        return PrefixTree(0, ids, np.zeros(1, np.int64), ids, ids, ids, ids, ids, ids)
     positions = _depths(up)
     children = np.bincount(up[up != UNKNOWN], minlength=len(ids))
-    head = (up == UNKNOWN) | (children[up] != 1) | (references[up] != references) if len(ids) else up == UNKNOWN
+    head = (up == UNKNOWN) | (children[up] != 1) | (references[up] != references)
     heads = np.flatnonzero(head)
     run = np.searchsorted(heads, _tops(np.where(head, np.arange(len(ids)), up)))
     lengths = np.bincount(run, minlength=len(heads))
-    parents = np.where(up[heads] == UNKNOWN, UNKNOWN, run[up[heads]]) if len(heads) else heads
+    parents = np.where(up[heads] == UNKNOWN, UNKNOWN, run[up[heads]])
     depths = _depths(parents)
     saved = np.maximum(references[heads] - 1, 0) * lengths
     place, sizes = _places(parents, depths, saved, hits[heads], ids[heads])
     order = np.argsort(place)
     starts = np.concatenate(([0], np.cumsum(lengths[order])))
     inner = np.lexsort((positions, place[run]))
-    most = np.maximum.reduceat(hits[inner], starts[:-1]) if len(heads) else hits
-    return ids[inner], starts, references[heads][order], most, positions[heads][order], depths[order], sizes[order]
+    return PrefixTree(
+        seq=0,
+        blocks=ids[inner],
+        starts=starts,
+        references=references[heads][order],
+        hits=np.maximum.reduceat(hits[inner], starts[:-1]),
+        positions=positions[heads][order],
+        depths=depths[order],
+        parents=np.where(parents[order] == UNKNOWN, UNKNOWN, place[parents[order]]),
+        sizes=sizes[order],
+    )
 
 
 def _places(parents: Ints, depths: Ints, saved: Ints, hits: Ints, firsts: Ints) -> tuple[Ints, Ints]:
