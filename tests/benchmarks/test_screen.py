@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import recordings, screen
 from benchmarks.recordings import MODEL, USUAL, recording, simulate
-from benchmarks.screen import Cost, Found, as_json, environment, rows, table
+from benchmarks.screen import Cost, Found, Start, as_json, environment, rows, table
 from benchmarks.terminal import Painted, ScreenError, Terminal
 from engine.protocol import Record, Snapshot
 from tui.recording import read_recording
@@ -123,17 +123,24 @@ def test_one_that_paints_nothing_is_not_waited_for_for_ever(tmp_path):
     assert terminal.close() < 0
 
 
+def starts(*seconds):
+    return tuple(Start(one, one / 2) for one in seconds)
+
+
 def test_aims_are_told_beside_what_was_measured():
     good = Cost(60.0, 0.399, 9.96, 1000.0, 1 << 28)
-    met = {row.what: row.met for row in rows(Found("million", (0.7, 0.8, 2.0), good))}
-    assert met == {"first picture": True, "of a core": True, "frames": True, "peak memory": None,
-                   "written to the terminal": None}  # fmt: skip
+    met = {row.what: row.met for row in rows(Found("million", starts(0.7, 0.8, 2.0), good))}
+    assert (met["first picture"], met["of a core"], met["frames"]) == (True, True, True)
+    assert met["processor time until then"] is met["peak memory"] is met["written to the terminal"] is None
     bad = Cost(60.0, 0.1, 9.9, 1000.0, 1 << 28)
-    met = {row.what: row.met for row in rows(Found("usual", (0.9,), bad))}
+    met = {row.what: row.met for row in rows(Found("usual", starts(0.9), bad))}
     assert (met["first picture"], met["of a core"], met["frames"]) == (False, False, None)
-    assert [row.what for row in rows(Found("tiny engine, --url", (0.5,)))] == ["first picture"]
-    assert table([Found("usual", (0.9,), bad)]).row_count == 5
-    found = json.loads(json.dumps(as_json([Found("usual", (0.9,), bad)], {"cores": 2})))
+    assert [row.what for row in rows(Found("tiny engine, --url", starts(0.5)))] == [
+        "first picture",
+        "processor time until then",
+    ]
+    assert table([Found("usual", starts(0.9), bad)]).row_count == 6
+    found = json.loads(json.dumps(as_json([Found("usual", starts(0.9), bad)], {"cores": 2})))
     assert found["measured"][0]["cost"]["frames"] == 9.9
 
 
@@ -152,7 +159,7 @@ def test_the_real_program_is_measured(monkeypatch, tmp_path, capsys):
     assert code == 0, capsys.readouterr().err
     found = json.loads((tmp_path / "found.json").read_text())["measured"][0]
     assert found["name"] == "small"
-    assert 0.1 < found["starts"][0] < 60.0
+    assert 0.1 < found["starts"][0]["seconds"] < 60.0
     assert 0.0 < found["cost"]["cpu"] < 2.0
     assert 0.0 < found["cost"]["frames"] <= 50.0
     assert found["cost"]["peak_bytes"] > 10 << 20
