@@ -8,12 +8,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from engine.protocol import Control, Parts, Queue, Wait
+from engine.protocol import Control
 from tui import figures, scene
 from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED, Cells
 from tui.look import ASCII, UNICODE, Look
 from tui.panels.line import text_of
-from tui.panels.waits import reason
 from tui.themes import MONO
 from tui.view import Frame, Link, Status
 
@@ -160,90 +159,6 @@ def test_a_step_that_moves_blocks_says_how_long(busy, recording):
     assert f"transfer {figures.seconds(spent.transfer)}" in text("speed", busy, 30, 9)
     split = text("batch", busy, 80, 12).splitlines()[-1]
     assert f"transfer {spent.transfer * 1000:.1f} forward 48.6 " in split
-
-
-PARTS = Parts(norm=0.002, qkv=0.004, rope=0.001, attention=0.006, output=0.004, gate_up=0.016, down=0.008, head=0.005)
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (100, " forward: norm 4 qkv 8 rope 2 attention 12 output 8 gate_up 33 down 16 head 10 %"),
-        (80, " fwd: norm 4 qkv 8 rope 2 attention 12 output 8 gate_up 33 down 16 head 10 %"),
-        (58, " fwd: attention 12 output 8 gate_up 33 down 16 head 10 %"),
-        (28, " fwd: gate_up 33 down 16 %"),
-    ],
-)
-def test_the_forward_is_told_by_part_as_far_as_there_is_room(recording, fold, frame, width, line):
-    last = msgspec.structs.replace(recording[-1], parts=PARTS)
-    shown = text("batch", frame(fold([*recording[:-1], last])), width, 12).splitlines()
-    assert line in [inside[1:-1].rstrip() for inside in shown]
-
-
-def test_parts_that_were_not_measured_are_not_shown(busy):
-    for width in (80, 27):
-        shown = text("batch", busy, width, 12)
-        assert "fwd:" not in shown
-
-
-def test_a_fork_has_its_own_mark(recording, fold, frame):
-    newest = max(
-        index for index, record in enumerate(recording[1:], 1) if any(row.kind == "fork" for row in record.rows)
-    )
-    forks = sum(row.kind == "fork" for row in recording[newest].rows)
-    shown = text("batch", frame(fold(recording[: newest + 1])), 120, 60).splitlines()
-    assert f"{UNICODE.fork} {forks} fork" in shown[0]
-    assert sum(f"{UNICODE.fork}│" in line for line in shown[1:]) == forks
-
-
-@pytest.mark.parametrize(
-    ("wait", "long", "short"),
-    [
-        (Wait("r", "rows"), "the batch is full (64 rows)", "batch is full"),
-        (Wait("r", "tokens"), "the token budget is spent (512 a step)", "budget is spent"),
-        (Wait("r", "blocks", 12, 3), "needs 12 blocks, 3 available", "12 blocks, 3 left"),
-        (Wait("r", "hole", 128, 300, 96), "no hole of 128 blocks (free 300, longest hole 96)", "no hole of 128"),
-        (Wait("r", "batch"), "a static batch runs, and nobody joins it", "for static batch"),
-        (Wait("r", "prefix"), "its prefix is being computed by another request", "for its prefix"),
-        (Wait("r", "parent"), "its parent's prompt is being computed", "for its parent"),
-    ],
-)
-def test_the_next_request_says_why_it_waits(busy, wait, long, short):
-    from dataclasses import replace
-
-    assert reason(wait, Control(), 60) == long
-    assert reason(wait, Control(), 17) == short
-    view = replace(busy.view, queue=Queue(2, 1.0, wait))
-    for width, height, words in ((80, 20, f"next waits: {long}"), (27, 9, f"waits: {short}")):
-        line = text("batch", Frame(busy.status, view), width, height).splitlines()[-3]
-        assert line.strip("│ ") == words
-
-
-def test_the_batch_has_a_row_for_each_running_request(frames):
-    for frame in frames[1:]:
-        view = frame.view
-        shown = text("batch", frame, 80, 75)
-        last = view.steps[-1]
-        kinds = [cell.kind for cell in last.cells.values()]
-        for kind in ("decode", "prefill", "held"):
-            assert re.search(rf" {kinds.count(kind)} {kind}", shown.splitlines()[0])
-        for request, lane in view.lanes.items():
-            row = shown.splitlines()[1 + lane]
-            assert row[2:].startswith(request.removeprefix("chatcmpl-"))
-            assert f"{view.requests[request].computed_tokens:,}" in row
-
-
-def test_a_lane_shows_prefill_decode_and_end(fold, frame, simulated):
-    shown = text("batch", frame(fold(simulated.simulate(90, {0: simulated.STATIC_RESERVED}))), 120, 12)
-    assert re.search(r"█+━+┤", shown)
-    assert "┤╌" in text("batch", frame(fold(simulated.simulate(260, {0: simulated.STATIC_RESERVED}))), 120, 12)
-
-
-def test_requests_that_do_not_fit_are_counted(fold, frame, simulated):
-    big = frame(fold(simulated.simulate(120, rate=20.0)))
-    shown = text("batch", big, 60, 8).splitlines()
-    rows = 8 - 3 - (big.view.queue.head is not None)
-    assert f"and {len(big.view.lanes) - (rows - 1)} more requests in the batch" in "\n".join(shown)
 
 
 def test_the_header_tells_of_fewer_bits(frames):

@@ -29,6 +29,7 @@ KEYS: tuple[Key, ...] = (
     Key("enter", "what that step did"),
     Key("+ -", "fewer or more steps a column"),
     Key("home end", "the oldest step kept, the newest"),
+    Key("click", "select a step and a request; again: let the step go"),
 )
 MAX_ZOOM = 6
 SUM_STEPS = 60  # that the line in words is about
@@ -74,10 +75,10 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
     batch, planned = focus.batch, plan(frame, view, width, height)
     match key:
         case "left" | "right":
-            return focus.but(batch=replace(batch, step=_beside(view, batch, -1 if key == "left" else 1)))
+            return focus.but(batch=replace(batch, step=_beside(view, batch, -1 if key == "left" else 1), hovered=False))
         case "home" | "end":
             oldest = view.steps[0].seq if view.steps and key == "home" else None
-            return focus.but(batch=replace(batch, step=oldest))
+            return focus.but(batch=replace(batch, step=oldest, hovered=False))
         case "up" | "down" | "pageup" | "pagedown":
             by = max(1, planned.drawn) if key.startswith("page") else 1
             request = _next_request(planned, focus.request, -by if key.endswith("up") else by)
@@ -91,27 +92,33 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
 
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A cell selects its step and its request; the step that is selected already is let go."""
     if frame.view is None:
         return None
     planned = plan(frame, frame.view, width, height)
     column, row = planned.column(x), planned.row(y)
     focus = frame.focus.but(panel="batch")
     if column is not None and 0 < y < height - 1:
-        focus = focus.but(batch=replace(focus.batch, step=planned.shown[column].steps[-1].seq))
+        step: int | None = planned.shown[column].steps[-1].seq
+        if column == planned.cursor and not focus.batch.hovered:
+            step = None
+        focus = focus.but(batch=replace(focus.batch, step=step, hovered=False))
     if row is not None and row.request is not None:
         focus = focus.but(request=row.request)
     return focus
 
 
 def hover(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
-    if frame.view is None or not 0 < y < height - 1:
+    """The step under the mouse, unless one is selected; anywhere else in the panel, or outside of it, there is none."""
+    batch = frame.focus.batch
+    if frame.view is None or (batch.step is not None and not batch.hovered):
         return None
     planned = plan(frame, frame.view, width, height)
-    column = planned.column(x)
-    if column is None:
+    column = planned.column(x) if 0 < y < height - 1 else None
+    step = None if column is None else planned.shown[column].steps[-1].seq
+    if step == batch.step:
         return None
-    step = planned.shown[column].steps[-1].seq
-    return None if step == frame.focus.batch.step else frame.focus.but(batch=replace(frame.focus.batch, step=step))
+    return frame.focus.but(batch=replace(batch, step=step, hovered=step is not None))
 
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:

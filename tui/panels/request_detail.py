@@ -12,7 +12,6 @@ from tui.panels import stays
 from tui.panels.line import Line, clean, fit, short_id
 from tui.panels.request_columns import shared
 from tui.panels.waits import reason
-from tui.texts import Texts
 from tui.view import Frame, View
 
 NAME = 12  # cells
@@ -28,7 +27,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     title = f"request {short_id(request, 24)}"
     if state is None:
         gone: list[Line] = [[(" it is not here any more: it has ended", "dim")]]
-        read = request in _texts(frame).requests
+        read = request in frame.texts.requests
         return title, [*gone, [], *_text(frame, request, width)] if read else gone
     lines = [_pair("id", clean(request)), *_columns(_figures(view, state), width)]
     if view.queue.head is not None and view.queue.head.request == request:
@@ -83,15 +82,9 @@ def _pair(name: str, told: str) -> Line:
     return [(f" {name:<{NAME}}", "dim"), (told, "text")]
 
 
-def _texts(frame: Frame) -> Texts:
-    texts: Texts = getattr(frame, "texts", Texts())
-    return texts
-
-
 def _text(frame: Frame, request: str, width: int) -> list[Line]:
     """The newest lines of its text, the prompt dim."""
-    texts = _texts(frame)
-    read, unknown = texts.requests.get(request), texts.unknown
+    read, unknown = frame.texts.requests.get(request), frame.texts.unknown
     if read is None:
         return [[(f" text: {clean(unknown) or 'not read yet'}", "dim")]]
     lines, whole = _newest(read, max(1, width - 2))
