@@ -44,8 +44,9 @@ class Position:
 class Player:
     """Implements `tui.client.Engine` over a file. Opening reads its first line alone; raises RecordingError.
 
-    `playing`: time goes on. `ended`: the last picture stays; `note` says why, in words. `first` is the number of the
-    first picture; `last` and `duration` (seconds) are known once a thread has read the whole file.
+    `engine` is the recorded one, and `began` when the recording begins, on its clock. `playing`: time goes on.
+    `ended`: the last picture stays; `note` says why, in words. `first` is the number of the first picture; `last` and
+    `duration` (seconds) are known once a thread has read the whole file.
     """
 
     recorded = True
@@ -70,7 +71,7 @@ class Player:
         self._reading = Reading(path, decode_item)
         start = next(self._reading)
         assert isinstance(start, Snapshot)
-        self.start = start
+        self.engine, self.began = start.engine, start.time
         self.first = start.seq
         self.index = Index(path, scan_after)
         self._picture: Snapshot | None = start  # to be handed over before any record
@@ -95,7 +96,7 @@ class Player:
 
     @property
     def position(self) -> Position:
-        return Position(self._seq, self.now() - self.start.time)
+        return Position(self._seq, self.now() - self.began)
 
     @property
     def last(self) -> int | None:
@@ -103,7 +104,7 @@ class Player:
 
     @property
     def duration(self) -> float | None:
-        return self.index.last.time - self.start.time if self.index.done and self.index.last else None
+        return self.index.last.time - self.began if self.index.done and self.index.last else None
 
     @property
     def complete(self) -> bool:
@@ -132,7 +133,7 @@ class Player:
 
     def wall(self) -> float:
         """The Unix time of that moment; 0 where the engine did not tell its own."""
-        engine = self.start.engine
+        engine = self.engine
         return engine.started_unix + self.now() - engine.started if engine.started_unix else 0.0
 
     def pause(self) -> None:

@@ -247,6 +247,7 @@ class Reading(Generic[T]):
             self._seq, self._started = item.seq, item.engine.started
             if news:
                 yield item
+                del item
         if self._first:
             raise RecordingError(f"{self.path} is empty" if not self.note else f"{self.path} is {self.note}")
         if self._missing_to is not None:
@@ -256,26 +257,32 @@ class Reading(Generic[T]):
         """Every line's item, as it stands there."""
         if self._first:
             self._check_start(self._lines.peek(_CHUNK))
-        while line := self._read_line():
+        while not self.note and (line := self._read_line()):
             self.offset, self._next_offset = self._next_offset, self._next_offset + len(line)
             self.line += 1
-            text = line.strip()
             if self.line == 1:
-                text = text.removeprefix(_BYTE_ORDER_MARK)
-            if not text:
+                line = line.removeprefix(_BYTE_ORDER_MARK)
+            if line.isspace():
                 continue
-            try:
-                item = self._decode(text)
-            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-                if not line.endswith(b"\n") and not _whole(text):
-                    broken = self._unzipped.broken if self._unzipped else ""
-                    self.note = f"{broken or 'truncated'} at line {self.line}"
-                    return
-                raise self._wrong(text, error) from None
-            self._check(item)
-            yield item
-        if self._unzipped and self._unzipped.broken:
+            item = self._item(line)
+            del line  # a snapshot's may be large, and the reader may stay here for long
+            if item is not None:
+                self._check(item)
+                yield item
+                del item
+        if self._unzipped and self._unzipped.broken and not self.note:
             self.note = f"{self._unzipped.broken} at line {self.line + 1}"
+
+    def _item(self, line: bytes) -> T | None:
+        """A line's item; None where the file breaks off in it, which `note` then says."""
+        try:
+            return self._decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if line.endswith(b"\n") or _whole(line):
+                raise self._wrong(line.strip(), error) from None
+        broken = self._unzipped.broken if self._unzipped else ""
+        self.note = f"{broken or 'truncated'} at line {self.line}"
+        return None
 
     def _read_line(self) -> bytes:
         """The next line with its end; empty at the end of the file."""
@@ -314,7 +321,7 @@ class Reading(Generic[T]):
             self._check_version(_decode_version(text).engine.protocol)
         except RecordingError as found:
             return found
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         if self._first:
             return RecordingError(f"{self.path} is not a recording: line {self.line} is {_shown(text[:40])} ({error})")
