@@ -60,15 +60,15 @@ def waiting_since(view: View, states: Iterable[RequestState]) -> dict[str, float
 
 
 def waited(view: View, state: RequestState, since: Mapping[str, float]) -> float | None:
-    """Seconds that one has waited up to now, since its `waiting_since`; of one that runs, from arrival to its row.
+    """Seconds up to now of one that waits, since its `waiting_since`; of one that runs, from arrival to its first row.
 
     None for one that came back after it was preempted: that it waited twice is not told by one figure.
     """
     if state.status == "waiting":
         began_to = since.get(state.request)
         return None if began_to is None else max(0.0, view.now - began_to)
-    joined = None if state.preemptions else _joined(view, state.request)
-    return None if joined is None else max(0.0, joined - state.arrived)
+    first = None if state.preemptions else _first_row(view, state)
+    return None if first is None else max(0.0, first - state.arrived)
 
 
 def speed(view: View, state: RequestState) -> float | None:
@@ -85,12 +85,11 @@ def began(step: Step) -> float:
     return step.time - (step_seconds(step.durations) - step.durations.publish)
 
 
-def _joined(view: View, request: str) -> float | None:
-    """When the first step of a running request began, if that is among the steps kept."""
-    lane, steps = view.lanes.get(request), view.steps
-    if lane is None or not steps:
-        return None
-    if _has(steps[0], lane, request):
+def _first_row(view: View, state: RequestState) -> float | None:
+    """When the first step that a running request had a row in began, if that is certainly among the steps kept."""
+    request, steps = state.request, view.steps
+    lane = view.lanes.get(request)
+    if lane is None or not steps or _has(steps[0], lane, request):
         return None
     low, high = 0, len(steps)  # it is not in the lane before `low`, and from `high` on only it is
     while low < high:
@@ -104,11 +103,14 @@ def _joined(view: View, request: str) -> float | None:
             high = middle
         else:
             low = at + 1
-    first = next((step for step in steps[low:] if _has(step, lane, request)), None)
-    if first is None or first.missing:
+    index = next((index for index in range(low, len(steps)) if _has(steps[index], lane, request)), 0)
+    first = steps[index]
+    if not index or first.missing:
         return None
-    cell = first.cells.get(lane)
-    return began(first) if cell is not None and cell.kind in ("prefill", "fork") else None
+    # One that came before the steps kept may have begun before them too, unless another one had its lane.
+    if state.arrived < began(steps[0]) and not any(step.cells.get(lane) for step in steps[:index]):
+        return None
+    return began(first)
 
 
 def _last_token(view: View, state: RequestState) -> float | None:
