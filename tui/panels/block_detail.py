@@ -68,8 +68,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         return "block", [[(" no block is selected", "dim")]]
     block = min(block, len(view.blocks) - 1)
     blocks, size = view.blocks, view.engine.block_size
-    read = getattr(frame, "texts", None)
-    text = read.blocks.get(block) if read is not None else None
+    text = frame.texts.blocks.get(block)
     changed = int(blocks.changed[block])
     facts = [
         ("state", name(view, block)),
@@ -91,10 +90,9 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         shown = "".join(piece.replace("\n", "\\n") for piece in text.texts)
         out += [[(f" {piece}", "text")] for piece in _wrap(clean(shown), width - 2)] or [[(" none yet", "dim")]]
     else:
-        why = read.unknown if read is not None and read.unknown else "not read yet"
-        out.append([(f" {clean(why)}", "dim")])
+        out.append([(f" {clean(frame.texts.unknown) or 'not read yet'}", "dim")])
     out += [[], [(" what happened to it", "title")]]
-    events = getattr(frame, "block_events", ()) or _copies(view, block)
+    events = frame.block_events or _copies(view, block)
     for seq, what in reversed(events):
         for index, piece in enumerate(_wrap(clean(what), width - _LABEL - 2)):
             out.append([(f" {f'step {seq:,}' if not index else '':<{_LABEL}}", "dim"), (piece, "text")])
@@ -132,14 +130,14 @@ def _owners(view: View, block: int, width: int) -> list[Line]:
     return out
 
 
-def _copies(view: View, block: int) -> list[tuple[int, str]]:
+def _copies(view: View, block: int) -> tuple[tuple[int, str], ...]:
     """What the steps kept tell of a block: only its copies."""
-    return [
+    return tuple(
         (step.seq, _copied(copy.source, copy.target, block, short_id(copy.request, NAME_WIDTH), copy.tokens))
         for step in view.steps
         for copy in step.copies
         if block in (copy.source, copy.target)
-    ]
+    )
 
 
 def _copied(source: int, target: int, block: int, request: str, tokens: int) -> str:

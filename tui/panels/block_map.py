@@ -51,7 +51,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     shown = lit(view, focus)
     cursor = _cursor(shape, focus.map) if front else None
     title = _title(shape)
-    bottom, bottom_right = _bottom(_parts(view, focus, shape, cells, shown, cursor, look.glyphs), inner)
+    lead: list[Line] = [] if cursor is None else [[(text, "value")] for text in _told(view, shape, cells, cursor)]
+    bottom, bottom_right = _bottom(lead, _parts(view, focus, shape, shown, look.glyphs), inner)
     lines = box(
         title,
         _shares(view, list(copied(view).values()).count(TARGET), inner - len(title) - 6, look),
@@ -169,13 +170,9 @@ def _title(shape: Geometry) -> str:
     return f"{text}, {shape.per_cell:,} a cell" if shape.per_cell > 1 else text
 
 
-def _parts(
-    view: View, focus: Focus, shape: Geometry, cells: Cells, shown: Lit | None, cursor: int | None, glyphs: Glyphs
-) -> list[list[Line]]:
-    """What the bottom border tells, the most important first, each in its variants from long to short."""
+def _parts(view: View, focus: Focus, shape: Geometry, shown: Lit | None, glyphs: Glyphs) -> list[list[Line]]:
+    """What the bottom border tells beside the cursor's block, each in its variants from long to short."""
     parts: list[list[Line]] = []
-    if cursor is not None:
-        parts.append([[(text, "value")] for text in _told(view, shape, cells, cursor)])
     if shown is not None:
         parts.append([[(_path(view, shown, glyphs), "lit")]])
     elif focus.request is not None and focus.panel != "sharing":
@@ -189,20 +186,20 @@ def _parts(
     return parts
 
 
-def _bottom(parts: list[list[Line]], inner: int) -> tuple[Line, Line]:
-    """The first part at the left, cut where it must be, and what fits of the others at the right."""
-    first, *others = parts
-    told = next((variant for variant in first if length(variant) <= inner - 3), first[-1])
-    left: Line = [(" ", "border"), *told, (" ", "border")]
-    room = inner - 6 - length(left)
-    right: Line = []
-    for part in others:
-        for variant in part:
-            gap: Line = [("  ", "border")] if right else []
-            if length(right) + length(gap) + length(variant) <= room:
-                right += [*gap, *variant]
-                break
-    return left, right
+def _bottom(lead: list[Line], parts: list[list[Line]], inner: int) -> tuple[Line, Line]:
+    """At the left the longest of `lead` that fits, or the first part; at the right the parts, as long as all fit.
+
+    Where they do not fit even at their shortest, the first of them that do.
+    """
+    first = next((variant for variant in lead if length(variant) <= inner - 3), lead[-1]) if lead else None
+    for step in range(len(_GAPS)):
+        chosen = [part[min(step, len(part) - 1)] for part in parts]
+        left, others = (chosen[0], chosen[1:]) if first is None else (first, chosen)
+        room = inner - 8 - length(left)
+        right = join(others, ("  ", "border"), room)
+        if length(left) <= inner - 3 and length(right) == sum(map(length, others)) + 2 * max(0, len(others) - 1):
+            break
+    return [(" ", "border"), *left, (" ", "border")], right
 
 
 def _told(view: View, shape: Geometry, cells: Cells, cursor: int) -> tuple[str, ...]:

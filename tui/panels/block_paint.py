@@ -155,7 +155,7 @@ def _count_references(codes: Codes, cells: Cells, glyphs: Glyphs) -> None:
     codes[shared] = ord(map_glyphs(glyphs).many)
     references = cells.references[shared]
     if codes.shape[1] == 2:
-        codes[shared, 1] = np.where(references < 10, ord("0") + references, ord("+"))
+        codes[shared, 1] = np.where(references < 10, ord("0") + references, codes[shared, 0])
     else:
         _number(codes, shared, references, blank=None)
 
@@ -215,9 +215,9 @@ def _lines(codes: Codes, roles: Roles, shape: Geometry) -> list[Line]:
     begins[1:] = roles[1:] != roles[:-1]
     begins[::columns] = True
     starts = np.flatnonzero(begins)
-    at, ends = (starts * wide).tolist(), (np.append(starts[1:], len(roles)) * wide).tolist()
-    spans = [(text[i:j], ROLES[role]) for i, j, role in zip(at, ends, roles[starts].tolist(), strict=True)]
-    rows = np.searchsorted(starts, np.arange(0, len(roles) + columns, columns)).tolist()
+    edges = (np.append(starts, len(roles)) * wide).tolist()
+    spans = [(text[i:j], ROLES[role]) for (i, j), role in zip(pairwise(edges), roles[starts].tolist(), strict=True)]
+    rows = np.searchsorted(starts, np.append(np.arange(0, len(roles), columns), len(roles))).tolist()
     margin: Line = [(" " * shape.margin, "text")] if shape.margin else []
     out: list[Line] = []
     for row, (i, j) in enumerate(pairwise(rows)):
