@@ -28,10 +28,12 @@ class MapFocus:
 class BatchFocus:
     """`step`: the sequence number of the step under the cursor, None: the newest. `zoom`: a column is 2**zoom steps.
 
-    `top`: the first row shown; `follow`: rows move so that the selected one is among them.
+    `hovered`: that step is only under the mouse, and no longer when the mouse goes. `top`: the first row shown;
+    `follow`: rows move so that the selected one is among them.
     """
 
     step: int | None = None
+    hovered: bool = False
     top: int = 0
     zoom: int = 0
     follow: bool = True
