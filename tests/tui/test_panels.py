@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 import msgspec
 import pytest
 
 from engine.protocol import Control
 from tui import figures, scene
-from tui.cells import CACHED, FILLING, FULL, RESERVED, SHARED, UNMARKED, Cells
-from tui.look import ASCII, UNICODE, Look
+from tui.look import ASCII, Look
 from tui.panels.line import text_of
 from tui.themes import MONO
 from tui.view import Frame, Link, Status
@@ -35,33 +33,6 @@ def frames(simulated, fold, frame):
     controls = {0: simulated.STATIC_RESERVED, 100: Control(), 160: Control(prefix_cache=False)}
     items = list(simulated.simulate(220, controls, blocks=900, max_model_len=3000, rate=6, aborts=0.05))
     return [frame(fold(items[:end])) for end in (1, 40, 90, 101, 150, 221)]
-
-
-def test_the_legend_is_the_pool(frames):
-    for frame in frames:
-        shown, pool = text("blocks", frame, 100, 20), frame.view.pool
-        for state in ("free", "cached", "reserved", "filling", "full", "shared"):
-            assert value(shown.splitlines()[-1], state) == f"{getattr(pool, state):,}"
-
-
-def test_the_map_has_a_cell_for_each_block(frames):
-    glyphs = UNICODE
-    for frame in frames:
-        rows = [line[1:-1] for line in text("blocks", frame, 80, 20).splitlines()[1:-1]]
-        drawn, pool, cells = "".join(rows), frame.view.pool, Cells.of(frame.view)
-        marked = Counter(cells.state[cells.mark != UNMARKED].tolist())
-        assert drawn.count(glyphs.reserved) == pool.reserved - marked[RESERVED]
-        assert drawn.count(glyphs.shared) == pool.shared - marked[SHARED]
-        assert drawn.count(glyphs.fills[7]) == pool.full - marked[FULL]
-        assert sum(drawn.count(glyph) for glyph in glyphs.fills[:7]) == pool.filling - marked[FILLING]
-        idle = drawn.count(glyphs.free) + drawn.count(glyphs.cached) + drawn.count(glyphs.hole)
-        assert idle == pool.free + pool.cached - marked[CACHED]
-        assert drawn.count(glyphs.source) + drawn.count(glyphs.target) == marked.total()
-        assert drawn.count(glyphs.hole) == frame.view.waste.external // 16
-
-
-def test_a_map_with_less_room_says_how_many_blocks_a_cell_is(frames):
-    assert "blocks, 3 a cell" in text("blocks", frames[-1], 40, 10)
 
 
 def test_sharing_and_waste_are_the_ledgers(frames):
@@ -144,14 +115,6 @@ def test_preemption_is_told_with_what_it_cost(busy, recording):
 def test_without_swap_space_there_is_nothing_of_it(frames):
     assert "swap" not in text("blocks", frames[-1], 80, 14)
     assert "host blocks" not in text("waste", frames[-1], 80, 10)
-
-
-def test_copied_blocks_are_marked_and_counted(busy, recording):
-    pairs = [(copy.source, copy.target) for copy in recording[-1].copies]
-    body = "".join(line[2:-2] for line in text("blocks", busy, 104, 16).splitlines()[1:-1])
-    assert [(body[source], body[target]) for source, target in pairs] == [(UNICODE.source, UNICODE.target)] * len(pairs)
-    marks = f"{UNICODE.source}{UNICODE.target} copied {body.count(UNICODE.target)}"
-    assert marks in text("blocks", busy, 104, 16).splitlines()[0]
 
 
 def test_a_step_that_moves_blocks_says_how_long(busy, recording):
