@@ -51,12 +51,12 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
     bottom: Line = []
     if view:
         tree = tree_of(view) if front or inner >= 50 else None
-        if front and tree:
+        if front and tree is not None:
             body = _walked(frame, view, tree, inner, rows, look)
             right = [(f"{figures.plural(len(tree), 'node')}", "dim")]
         else:
-            body = _wide(frame, view, tree, inner, rows, look) if tree else _narrow(view, inner, rows)
-        if tree and tree.seq != view.seq:
+            body = _wide(frame, view, tree, inner, rows, look) if tree is not None else _narrow(view, inner, rows)
+        if tree is not None and tree.seq != view.seq:
             bottom = [(f" tree as of step {tree.seq:,} ", "dim")]
     return box(
         "sharing", right, body[:rows], width, height, look.glyphs, bottom=bottom, open_bottom=open_bottom, front=front
