@@ -178,23 +178,6 @@ def test_before_and_after_are_the_two_windows(frames):
     assert f"→ {figures.count(after.per_second(after.output_tokens))}" in small
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "shown"),
-    [(3.4, 0.108, "3.4 s → 108 ms"), (0.06, 0.062, "60 → 62 ms"), (None, 0.5, "— → 500 ms"), (2.0, 3.0, "2.0 → 3.0 s")],
-)
-def test_a_unit_is_left_out_only_where_both_have_it(simulated, fold, before, after, shown):
-    from dataclasses import replace
-
-    from tui.history import Comparison
-    from tui.panels import speed
-
-    history = fold(simulated.simulate(5)).history
-    window = history.window(0.0, 2000.0)
-    sides = [replace(window, ttft=() if side is None else (side,)) for side in (before, after)]
-    ttft = next(series for series in speed.SERIES if series.short == "TTFT")
-    assert speed._change(ttft, ttft.show, Comparison(None, None, *sides), LOOK) == shown
-
-
 def test_what_was_not_measured_is_a_dash(frames):
     start = frames[0]
     speed = text("speed", start, 30, 9)

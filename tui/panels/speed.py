@@ -2,85 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tui import controls, figures
-from tui.history import Comparison, Window, quantile, step_seconds
+from tui import figures
+from tui.history import Comparison, Window, step_seconds
 from tui.look import Look
-from tui.panels.line import Line, box, clean, fit, join, length
+from tui.panels import charts, compare
+from tui.panels.line import Line, box, fit, join, length
+from tui.panels.measures import INTERNAL, OUTPUT, PREFILL, QUEUE, TPOT, TTFT, Measure
 from tui.view import RATE_WINDOW, Frame, View
 
 PLOT_WINDOW = 60.0  # seconds that the plots cover at least
 LATENCY_WINDOW = 30.0  # seconds over which the latency figures are taken
 _TICK = 0.5  # a column of a plot is a whole number of these, so that columns do not shift from frame to frame
-_MIN_COMPARED = 1.0  # seconds each side of a switch must have had before figures are compared
+_TOUCH = 2  # eighths that charts one under the other are apart
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One plotted figure: `of` reads it from a window (None: not measured there), `show` writes it with its unit.
+    """One plotted figure; `brief` is it, and its name, where there is little room: the border names the unit."""
 
-    `short` and `brief` are its name and figure where there is little room; the panel's border names the unit.
-    """
-
-    name: str
-    short: str
-    role: str
-    of: Callable[[Window], float | None]
-    show: Callable[[float | None], str]
-    brief: Callable[[float | None], str]
+    measure: Measure
+    brief: Measure
     span: float
     most: float | None = None  # a fixed top of the scale
     compared: bool = True
 
 
-def _per_second(value: float | None) -> str:
-    return f"{figures.count(value)} tok/s"
-
-
-def _waste(window: Window) -> float | None:
-    return window.internal_share
-
-
-def _output(window: Window) -> float | None:
-    return window.per_second(window.output_tokens)
-
-
-def _prefill(window: Window) -> float | None:
-    return window.per_second(window.prefill_tokens)
-
-
-def _ttft(window: Window) -> float | None:
-    return quantile(window.ttft, 0.5)
-
-
-def _tpot(window: Window) -> float | None:
-    return quantile(window.tpot, 0.5)
-
-
-def _queue(window: Window) -> float | None:
-    return window.queue_length
-
-
 SERIES = (
-    Series("internal waste", "waste", "waste", _waste, figures.percent, figures.percent, RATE_WINDOW, most=1.0),
-    Series("output", "out", "speed", _output, _per_second, figures.count, RATE_WINDOW),
-    Series("prefill", "prefill", "prefill-speed", _prefill, _per_second, figures.count, RATE_WINDOW),
-    Series("TTFT p50", "TTFT", "latency", _ttft, figures.seconds, figures.seconds, LATENCY_WINDOW),
-    Series("TPOT p50", "TPOT", "latency", _tpot, figures.seconds, figures.seconds, LATENCY_WINDOW),
-    Series("queue", "queue", "queue", _queue, figures.count, figures.count, RATE_WINDOW, compared=False),
+    Series(INTERNAL, replace(INTERNAL, name="waste"), RATE_WINDOW, most=1.0),
+    Series(OUTPUT, replace(OUTPUT, name="out", show=figures.count), RATE_WINDOW),
+    Series(PREFILL, replace(PREFILL, show=figures.count), RATE_WINDOW),
+    Series(TTFT[0], replace(TTFT[0], name="TTFT"), LATENCY_WINDOW),
+    Series(TPOT[0], replace(TPOT[0], name="TPOT"), LATENCY_WINDOW),
+    Series(QUEUE, QUEUE, RATE_WINDOW, compared=False),
 )
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
-    view = frame.view
+    view, front = frame.view, frame.focus.panel == "ledgers"
     inner, rows = width - 2, height - 2
     if view is None:
-        return box("speed", [], [], width, height, look.glyphs)
-    comparison = view.history.comparison(view.now)
-    if comparison and comparison.after.observed < _MIN_COMPARED:
-        comparison = None
+        return box("speed", [], [], width, height, look.glyphs, front=front)
+    comparison = compare.comparison_of(view)
     tall = inner >= 60 and rows >= len(SERIES) * 2
     if tall:
         body, covered = _tall(view, comparison, inner, rows, look)
@@ -94,7 +58,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         had = figures.seconds(comparison.after.observed)
         right = [(look.glyphs.switch, "switch"), (f" {had} each side", "dim")]
     title = f"speed, {covered:.0f} s" if covered and (tall or not right) else "speed"
-    return box(title, right, body, width, height, look.glyphs, bottom=[(note, "dim")])
+    return box(title, right, body, width, height, look.glyphs, bottom=[(note, "dim")], front=front)
 
 
 def _columns(view: View, count: int) -> tuple[list[Window], float]:
@@ -104,69 +68,36 @@ def _columns(view: View, count: int) -> tuple[list[Window], float]:
     return view.history.columns(view.now, span, count), span * count
 
 
-def _bars(
-    values: Sequence[float | None], marks: Sequence[bool], most: float, rows: int, role: str, look: Look
-) -> list[Line]:
-    """A column chart `rows` high: eighths where there is a value, nothing where nothing was measured."""
-    glyphs = look.glyphs
-    steps = len(glyphs.bars)
-    top = rows * steps - (2 if rows > 1 else 0)  # charts one under the other do not touch
-    heights = [
-        None if value is None else max(1, round(min(1.0, value / most) * top)) if most else 1 for value in values
-    ]
-    out: list[Line] = []
-    for row in range(rows - 1, -1, -1):
-        line: Line = []
-        for height, mark in zip(heights, marks, strict=True):
-            if mark:
-                span = (glyphs.switch, "switch")
-            elif height is None or height <= row * steps:
-                span = (" ", role)
-            else:
-                span = (glyphs.bars[min(steps, height - row * steps) - 1], role)
-            if line and line[-1][1] == span[1]:
-                line[-1] = (line[-1][0] + span[0], role if not mark else "switch")
-            else:
-                line.append(span)
-        out.append(line)
-    return out
-
-
-def _marks(view: View, windows: Sequence[Window]) -> list[bool]:
-    times = [switch.time for switch in view.history.switches]
-    return [any(window.start < time <= window.end for time in times) for window in windows]
+def _plot(series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look) -> tuple[list[Line], float | None]:
+    """A column chart `rows` high, and the top of its scale: None where nothing was measured."""
+    points = [series.measure.of(window) for window in windows]
+    seen = [point for point in points if point is not None]
+    most = (series.most or max(seen)) if seen else None
+    plot = charts.Plot(rows, marks, look)
+    plot.bars(points, most or 0.0, series.measure.role, _TOUCH if rows > 1 else 0)
+    return plot.lines(), most
 
 
 def _current(view: View, series: Series) -> float | None:
-    return series.of(view.history.window(view.now - series.span, view.now))
-
-
-def _change(series: Series, show: Callable[[float | None], str], comparison: Comparison, look: Look) -> str:
-    before, after = show(series.of(comparison.before)), show(series.of(comparison.after))
-    number, _, unit = before.partition(" ")
-    if unit and after.partition(" ")[2] == unit:
-        before = number
-    return f"{before} {look.glyphs.arrow} {after}"
+    return series.measure.of(view.history.window(view.now - series.span, view.now))
 
 
 def _compact(view: View, comparison: Comparison | None, inner: int, rows: int, look: Look) -> tuple[list[Line], float]:
     values = []
     for series in SERIES:
         if comparison and series.compared:
-            values.append(_change(series, series.brief, comparison, look))
+            values.append(compare.pair(series.brief, comparison, look))
         else:
-            values.append(series.brief(_current(view, series)))
+            values.append(series.brief.show(_current(view, series)))
     room = max(7, *(len(value) for value in values))
     plot = inner - 9 - room - 1
     windows, covered = _columns(view, plot) if plot >= 4 else ([], 0.0)
-    marks = _marks(view, windows)
+    marks = charts.marks(view, windows)
     out: list[Line] = []
     for series, value in zip(SERIES, values, strict=True):
-        line: Line = [(f" {series.short:<8}", "dim"), (value.rjust(room), series.role)]
+        line: Line = [(f" {series.brief.name:<8}", "dim"), (value.rjust(room), series.measure.role)]
         if windows:
-            points = [series.of(window) for window in windows]
-            most = series.most or max((p for p in points if p is not None), default=0.0)
-            line += [(" ", "text"), *_bars(points, marks, most, 1, series.role, look)[0]]
+            line += [(" ", "text"), *_plot(series, windows, marks, 1, look)[0][0]]
         out.append(line)
     if rows > len(SERIES):
         out.append(_step(view, inner))
@@ -193,21 +124,20 @@ def _tall(view: View, comparison: Comparison | None, inner: int, rows: int, look
     extra = 5 if rows >= len(SERIES) * 2 + 5 else 0
     high = max(2, (rows - extra) // len(SERIES))
     windows, covered = _columns(view, plot)
-    marks = _marks(view, windows)
+    marks = charts.marks(view, windows)
     out: list[Line] = []
     for series in SERIES:
-        points = [series.of(window) for window in windows]
-        seen = [p for p in points if p is not None]
-        most = series.most or max(seen, default=0.0)
-        chart = _bars(points, marks, most, high, series.role, look)
+        measure = series.measure
+        chart, most = _plot(series, windows, marks, high, look)
         texts: list[Line] = [
-            [(f" {series.name}", "text")],
-            [(f" {series.show(_current(view, series))}", series.role)],
+            [(f" {measure.name}", "text")],
+            [(f" {measure.show(_current(view, series))}", measure.role)],
         ]
-        if series.name == "queue" and view.queue.length:
+        if measure is QUEUE and view.queue.length:
             texts[1].append((f", oldest {figures.seconds(view.queue.oldest_age)}", "dim"))
         for row, line in enumerate(chart):
-            scale = (series.show(most) if row == 0 and seen else "0" if row == high - 1 and seen else "").rjust(11)
+            ends = {} if most is None else {0: measure.show(most), high - 1: "0"}
+            scale = ends.get(row, "").rjust(11)
             out.append([*fit(texts[row] if row < 2 else [], label), *line, (f"{scale} ", "dim")])
     if extra:
         out += [[], *_before_after(view, comparison, inner, look)]
@@ -219,11 +149,9 @@ def _before_after(view: View, comparison: Comparison | None, inner: int, look: L
     if comparison is None:
         hint = "press m, a or s: figures before and after appear here" if not view.history.switches else "measuring"
         return [[(f" {look.glyphs.switch} ", "switch"), (hint, "dim")]]
-    first, last = comparison.first.before, comparison.last.after
-    changes = [f"{a} {look.glyphs.arrow} {b}" for a, b in controls.changes(first, last)] or ["back again"]
     head: Line = [
         (f" {look.glyphs.switch} ", "switch"),
-        (clean(", ".join(changes)), "value"),
+        (compare.changed(comparison, look), "value"),
         (
             f"  step {comparison.last.seq:,}; {figures.seconds(comparison.before.observed)} before, "
             f"{figures.seconds(comparison.after.observed)} now",
@@ -235,8 +163,8 @@ def _before_after(view: View, comparison: Comparison | None, inner: int, look: L
     cell = max(20, inner // 2)
     line: Line = []
     for index, series in enumerate(compared):
-        text = f"   {series.name:<15}{_change(series, series.show, comparison, look)}"
-        line += fit([(text, series.role)], cell)
+        text = f"   {series.measure.name:<15}{compare.pair(series.measure, comparison, look)}"
+        line += fit([(text, series.measure.role)], cell)
         if index % 2 or index == len(compared) - 1:
             out.append(line if length(line) <= inner else fit(line, inner))
             line = []

@@ -19,7 +19,8 @@ def draw(frame: Frame, width: int, height: int, look: Look, top_joint: bool = Fa
     view = frame.view
     body = _body(view, width - 2, height - 2, look) if view else []
     right: Line = [("slots", "dim")] if width >= 24 else []
-    return box("waste", right, body, width, height, look.glyphs, top_joint=top_joint)
+    front = frame.focus.panel == "ledgers"
+    return box("waste", right, body, width, height, look.glyphs, top_joint=top_joint, front=front)
 
 
 def _body(view: View, inner: int, rows: int, look: Look) -> list[Line]:

@@ -1,0 +1,142 @@
+"""Waste, memory, speed, latency and the queue over time: one chart large, the others as a line each, and what the
+last switch changed. Everything is over the window that the border states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tui import figures
+from tui.commands import Key, Reaction
+from tui.history import Window
+from tui.look import Look
+from tui.panels import charts, compare
+from tui.panels.line import Line, box, fit, spread
+from tui.panels.measures import CHARTS, COMPARED, Chart
+from tui.view import Frame
+
+KEYS = (
+    Key("up down", "choose the chart that is large"),
+    Key("< >", "a shorter or a longer window"),
+    Key("enter", "every figure before and after the last switch"),
+)
+WINDOWS = (15.0, 60.0, 300.0, 900.0)  # seconds
+TABLE_ROWS = compare.HEAD_ROWS + len(COMPARED)
+LARGE_ROWS = charts.FRAME_ROWS + 3  # of a large chart, at least
+_NAME, _FIGURE = 14, 12  # cells of a chart's name and figure in the list
+_BESIDE = 96  # cells from which on the table is beside the list
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows from the top: of the large chart, of the list of charts, of the table under it or, `beside`, next to it.
+
+    `first` is the chart that the list begins with.
+    """
+
+    large: int
+    first: int
+    list: int
+    table: int
+    beside: bool
+
+    @classmethod
+    def of(cls, frame: Frame, width: int, rows: int) -> Layout:
+        count = len(CHARTS)
+        beside = width >= _BESIDE
+        if rows < count + LARGE_ROWS:
+            shown = min(count, rows)
+            first = max(0, min(frame.focus.ledgers.chart - shown // 2, count - shown))
+            return cls(0, first, shown, rows if beside else rows - shown, beside)
+        if beside:
+            low = max(count, min(TABLE_ROWS, rows // 2))
+            return cls(rows - low, 0, count, low, True)
+        table = TABLE_ROWS if rows >= count + LARGE_ROWS + TABLE_ROWS else 0
+        return cls(rows - count - table, 0, count, table, False)
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    view, focus = frame.view, frame.focus
+    front = focus.panel == "ledgers"
+    if view is None:
+        return box("ledgers", [], [], width, height, look.glyphs, front=front)
+    inner, rows = width - 2, height - 2
+    window = focus.ledgers.window
+    layout = Layout.of(frame, inner, rows)
+    chosen, whole = _chosen(frame), view.history.window(view.now - window, view.now)
+    body: list[Line] = []
+    if layout.large:
+        body += charts.large(view, CHARTS[chosen], whole, window, inner - 1, layout.large, look)
+    list_width = inner // 2 if layout.beside else inner
+    plot = list_width - _NAME - _FIGURE - 2
+    columns = charts.Columns.of(view, window, plot) if plot >= 4 else None
+    shown = range(layout.first, layout.first + layout.list)
+    low = [_listed(CHARTS[at], at == chosen, whole, columns, list_width, look) for at in shown]
+    table_width = inner - list_width if layout.beside else inner
+    table: list[Line] = []
+    if layout.table:
+        table = compare.table(view, compare.comparison_of(view), table_width, layout.table, look)
+    if layout.beside:
+        body += [
+            [*fit(low[at] if at < len(low) else [], list_width), *(table[at] if at < len(table) else [])]
+            for at in range(max(len(low), len(table)))
+        ]
+    else:
+        body += low + table
+    title = f"ledgers, last {figures.seconds(window)}"
+    return box(title, [("< >", "key")], body, width, height, look.glyphs, bottom=_observed(whole, inner), front=front)
+
+
+def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
+    focus, ledgers = frame.focus, frame.focus.ledgers
+    if key in ("less_than_sign", "greater_than_sign"):
+        longer = key == "greater_than_sign"
+        others = [one for one in WINDOWS if (one > ledgers.window) == longer and one != ledgers.window]
+        if not others:
+            return None
+        return focus.but(ledgers=replace(ledgers, window=min(others) if longer else max(others)))
+    moves = {"up": _chosen(frame) - 1, "down": _chosen(frame) + 1, "home": 0, "end": len(CHARTS) - 1}
+    if key in moves:
+        return focus.but(ledgers=replace(ledgers, chart=max(0, min(moves[key], len(CHARTS) - 1))))
+    return focus.but(inspecting=True) if key == "enter" else None
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A click on a chart of the list makes it the large one."""
+    layout = Layout.of(frame, width - 2, height - 2)
+    at = y - 1 - layout.large
+    if not 0 <= at < layout.list or (layout.beside and x > (width - 2) // 2):
+        return None
+    return frame.focus.but(ledgers=replace(frame.focus.ledgers, chart=layout.first + at))
+
+
+def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
+    return press(frame, "up" if up else "down", width, height)
+
+
+def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
+    """Every figure before and after the last switch."""
+    if frame.view is None:
+        return "before and after", []
+    return "before and after", compare.table(frame.view, compare.comparison_of(frame.view), width, TABLE_ROWS, look)
+
+
+def _chosen(frame: Frame) -> int:
+    return max(0, min(frame.focus.ledgers.chart, len(CHARTS) - 1))
+
+
+def _listed(chart: Chart, chosen: bool, whole: Window, columns: charts.Columns | None, width: int, look: Look) -> Line:
+    """A chart as one line: its name, its first figure over the window, and how that went."""
+    measure = chart.measures[0]
+    figure = measure.show(measure.of(whole))
+    role = "selected" if chosen else "text"
+    line: Line = [(look.glyphs.right if chosen else " ", role), (f"{measure.name:<{_NAME}}", role)]
+    if columns is None:
+        return spread(fit(line, max(8, min(1 + _NAME, width - len(figure) - 1))), [(figure, measure.role)], width)
+    return [*line, (f"{figure:>{_FIGURE}} ", measure.role), *charts.spark(columns, chart, look)]
+
+
+def _observed(whole: Window, width: int) -> Line:
+    """How much of the window was seen."""
+    said = f" {figures.seconds(whole.observed)} observed"
+    steps = f", {figures.plural(round(whole.steps), 'step')}"
+    return [(f"{said}{steps if len(said + steps) < width - 2 else ''} ", "dim")]
