@@ -1,28 +1,49 @@
-"""The app: wires keys to the engine's control, and a session's newest state to the panels, ten frames a second."""
+"""The app: wires keys, mouse and commands to focus, time and engine, and draws a session's newest state.
+
+It decides nothing: `dispatch` says what an input means, panels say what is drawn, `Operator` talks to the engine.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from textual.app import App, ComposeResult
+from textual import events
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.events import Resize
 from textual.geometry import Size
+from textual.screen import Screen
+from textual.timer import Timer
 
-from tui.client import Refused, Unreachable
-from tui.controls import BY_FIELD, KEYED, word
+from tui import commands, dispatch
+from tui.advice import Suggestion, advise
+from tui.controls import BY_FIELD, NUMBERS
+from tui.focus import FIRST_FOCUS, Focus, PanelName
+from tui.keys import GLOBAL, SCRUB
 from tui.look import Look
-from tui.scene import MIN_HEIGHT, MIN_WIDTH, Place, arrange
+from tui.operator import Operator
+from tui.question import Question
+from tui.recorder_switch import RecorderSwitch
+from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
+from tui.scrub import Scrub
 from tui.session import Session
+from tui.texts import TextReader
+from tui.themes import THEMES
 from tui.view import Frame, Status, View
 from tui.widgets.panel import Panel
 from tui.widgets.too_small import TooSmall
 
-FRAME_SECONDS = 0.1
-IDLE_FRAMES = 5  # with nothing new, one frame of so many is drawn: ages and plots still move
+FRAMES = 10.0  # a second
+MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
+IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
-_SHOWN = ("header", "blocks", "batch", "sharing", "waste", "speed", "footer")
+TEXT_SECONDS = 0.3  # between two reads of what is selected
+_SHOWN = (
+    "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "scrub", "footer",
+)  # fmt: skip
+_CANCEL = "cancel "
+_BY_KEY = {name: key for key in GLOBAL for name in key.keys.split(",")}
 
 
 class PagedTop(App[int]):
@@ -30,99 +51,133 @@ class PagedTop(App[int]):
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "paged-top"
-    ENABLE_COMMAND_PALETTE = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q,ctrl+c,ctrl+q", "quit", "quit", priority=True),
-        Binding("question_mark,h,f1", "help", "help"),
-        Binding("escape", "close_help", "close help"),
-        Binding("space,p", "pause", "pause"),
-        *(Binding(keyed.key, f"switch('{keyed.field}')", keyed.name) for keyed in KEYED),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "quit", "quit", priority=True)]
 
-    def __init__(self, session: Session, look: Look, readonly: bool = False, frames: bool = True) -> None:
-        """`frames` off leaves drawing to whoever calls `draw_frame` (tests with a clock of their own)."""
-        super().__init__()
+    def __init__(
+        self, session: Session, look: Look, readonly: bool = False, frames: float = FRAMES, focus: Focus = FIRST_FOCUS
+    ) -> None:
+        """`frames` a second; 0 leaves drawing to whoever calls `draw_frame` (tests with a clock of their own)."""
+        super().__init__(ansi_color=look.theme.ansi)
         self.session = session
         self.look = look
-        self.readonly = readonly
-        self.held: View | None = None  # the picture that a pause keeps
+        self.focus_now = focus
+        self.operator = Operator(session, readonly, self.say)
+        self.scrub = Scrub(session, self.say)
+        self.recorder = RecorderSwitch(session, self.say)
+        self._texts = TextReader(lambda: session.feed.engine if session.feed and not session.player else None)
         self._frames = frames
-        self._paused = False
-        self._records_at_pause = 0
+        self._timer: Timer | None = None
         self._notice = ("", False)
         self._notice_until = 0.0
         self._seen: tuple[object, ...] = ()
-        self._idle = 0
-        self._refused: dict[str, Any] = {}  # the last value of a control that the engine would not take
-        self._helping = False
+        self._drawn_at = 0.0
         self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
-        self._pool = 0  # blocks that the panels were arranged for
+        self._places: tuple[Place, ...] = ()
+        self._panels: dict[str, Panel] = {}
+        self._question = Question()
+        self._advice: tuple[Suggestion, ...] = ()
+        self._advised_at = -1  # the second of the engine's clock
+
+    # Building and drawing
 
     def compose(self) -> ComposeResult:
-        for name in (*_SHOWN, "help"):
-            yield Panel(name, self.look)
+        for name in (*_SHOWN, *reversed(OVERLAYS)):
+            self._panels[name] = Panel(name, self.look)
+            yield self._panels[name]
         yield TooSmall(self.look)
 
     def on_mount(self) -> None:
+        self._paint_background()
         self.run_worker(self.session.run(), name="session", exit_on_error=True)
-        self._arrange()
+        self.draw_frame()
         if self._frames:
-            self.set_interval(FRAME_SECONDS, self.tick)
+            self._timer = self.set_interval(1 / self._frames, self.tick)
+            self.set_interval(TEXT_SECONDS, self._read_texts)
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         self._size_now = event.size
-        self._arrange()
+        self.draw_frame()
 
     def tick(self) -> None:
         """Draw, unless nothing can have changed."""
-        feed = self.session.feed
-        seen = (feed.records if feed else 0, self.session.link.phase, self._notice, self._paused, len(self.session.log))
-        self._idle = self._idle + 1 if seen == self._seen else 0
-        self._seen = seen
-        if self._idle % IDLE_FRAMES == 0:
+        feed, now = self.session.feed, self.session.clock()
+        seen = (feed.records if feed else 0, self.session.link.phase, self._notice, self.scrub.seq, self.focus_now)
+        if seen != self._seen or now - self._drawn_at >= IDLE_SECONDS:
+            self._seen, self._drawn_at = seen, now
             self.draw_frame()
 
     def frame(self) -> Frame:
-        """The newest state, or the held one while paused."""
-        session = self.session
-        now = session.clock()
-        if now >= self._notice_until:
+        """Everything that is to be drawn."""
+        session, feed = self.session, self.session.feed
+        if session.clock() >= self._notice_until:
             self._notice = ("", False)
-        feed = session.feed
+        view, focus = self.scrub.view, self.focus_now
+        step = view.record if view else None
+        if feed is not None and focus.batch.step is not None and focus.batch.step != (view.seq if view else None):
+            step = feed.tape.record(focus.batch.step)
+        asked = self._question.asked
+        notice = (asked.label + ":", False) if asked else self._notice
         return Frame(
             Status(
                 link=session.link,
                 target=session.target,
-                paused=self._paused,
-                since_pause=feed.records - self._records_at_pause if feed and self._paused else 0,
-                readonly=self.readonly,
-                notice=self._notice[0],
-                notice_bad=self._notice[1],
+                past=self.scrub.past,
+                playing=session.playing,
+                recording=self.recorder.words,
+                frames=self._frames,
+                readonly=self.operator.readonly,
+                notice=notice[0],
+                notice_bad=notice[1],
                 replay=session.replay.line if session.replay else "",
                 log=session.log,
             ),
-            self.held if self._paused else session.view(),
+            view,
+            focus,
+            step,
+            self._texts.texts,
+            self._suggestions(view),
         )
 
     def draw_frame(self) -> None:
         frame = self.frame()
-        pool = len(frame.view.blocks) if frame.view else 0
-        if pool != self._pool:
-            self._pool = pool
-            self._arrange()
-            return
-        for panel in self.query(Panel):
-            panel.show(frame)
-
-    def _arrange(self) -> None:
-        """Give every panel its place at this size."""
         width, height = self._size_now or self.size
-        places = {place.name.split("-")[0]: place for place in arrange(width, height, self._pool)}
-        for name in _SHOWN:
-            self.query_one(f"#{name}", Panel).put(places.get(name))
-        self.query_one(TooSmall).display = width < MIN_WIDTH or height < MIN_HEIGHT
-        self.query_one("#help", Panel).put(_help_place(width, height) if self._helping and places else None)
-        self.draw_frame()
+        places = arrange(width, height, frame)
+        if places != self._places:
+            self._places = places
+            self._arrange(width, height)
+        for panel in self._panels.values():
+            panel.show(frame, self.look)
+
+    def _arrange(self, width: int, height: int) -> None:
+        """Give every panel its place at this size."""
+        by_name = {
+            place.name if place.name in self._panels else place.name.split("-")[0]: place for place in self._places
+        }
+        for name, panel in self._panels.items():
+            panel.put(by_name.get(name))
+        self.screen_stack[0].query_one(TooSmall).display = width < MIN_WIDTH or height < MIN_HEIGHT
+
+    def _paint_background(self) -> None:
+        self.screen_stack[0].styles.background = self.look.background or "ansi_default"
+
+    def _suggestions(self, view: View | None) -> tuple[Suggestion, ...]:
+        """Advice, looked for once a second of the engine's clock and only at the newest record."""
+        if view is None or self.session.player is not None or self.scrub.seq is not None:
+            return ()
+        if int(view.now) != self._advised_at:
+            self._advised_at = int(view.now)
+            self._advice = advise(view, tried=tuple(made.after for made in self.operator.tried))
+        return self._advice
+
+    async def _read_texts(self) -> None:
+        """Ask for the texts of what the inspector shows."""
+        focus = self.focus_now
+        live = focus.inspecting and self.scrub.seq is None
+        block = focus.map.block if focus.panel == "blocks" else focus.sharing.node
+        await self._texts.read(
+            focus.request if live and focus.panel == "requests" else None,
+            block if live and focus.panel in ("blocks", "sharing") else None,
+        )
 
     def say(self, text: str, bad: bool = False) -> None:
         """Put a notice on the last line for a while."""
@@ -130,57 +185,233 @@ class PagedTop(App[int]):
         self._notice_until = self.session.clock() + NOTICE_SECONDS
         self.draw_frame()
 
-    def action_help(self) -> None:
-        self._helping = not self._helping
-        self._arrange()
+    # Input
 
-    def action_close_help(self) -> None:
-        if self._helping:
-            self.action_help()
-
-    def action_pause(self) -> None:
-        """Hold the picture, or go back to the newest one. The feed goes on in both."""
-        feed = self.session.feed
-        if not self._paused and (feed is None or feed.fold is None):
-            self.say("there is nothing to pause yet", bad=True)
+    async def on_key(self, event: events.Key) -> None:
+        """Every key comes by here once: those of the whole screen first, then those of the panel in front."""
+        if len(self.screen_stack) > 1:
             return
-        self._paused = not self._paused
-        view = self.session.view() if self._paused else None
-        self.held = view.frozen() if view else None
-        self._records_at_pause = feed.records if feed else 0
+        if self._question.asked is not None:
+            if event.key == "escape":
+                await self._question.close()
+                self.draw_frame()
+            return
+        event.prevent_default()
+        event.stop()
+        await self.press(event.key)
+
+    async def press(self, key: str) -> None:
+        """What a key does, whoever pressed it: a hand, or the mouse on the key's name."""
+        if key in SCRUB and self.scrub.seq is not None:
+            self.action_scrub(SCRUB[key])
+        elif key in _BY_KEY:
+            await self.run_action(_BY_KEY[key].action)
+        else:
+            await self.perform(dispatch.press(self.frame(), key, self._places))
+
+    async def on_panel_pointed(self, message: Panel.Pointed) -> None:
+        place, x, y = message.place, message.x, message.y
+        if message.kind == "hover":
+            await self.perform(dispatch.hover(self.frame(), place, x, y))
+        elif message.kind in ("up", "down"):
+            await self.perform(dispatch.wheel(self.frame(), place, x, y, message.kind == "up"))
+        elif place.name == "scrub":
+            await self.perform(dispatch.seek(self.frame(), x, place.width))
+        elif place.name in ("header", "footer", "help"):
+            shown = dispatch.key_at(self._panels[place.name].line(y), x)
+            key = next((known for known in GLOBAL if shown and shown in known.shown.split()), None)
+            if key is not None:
+                await self.press(key.keys.split(",")[0])
+        elif place.name not in OVERLAYS:
+            await self.perform(dispatch.point(self.frame(), place, x, y))
+
+    async def perform(self, reaction: commands.Reaction) -> None:
+        """Carry out what an input means."""
+        match reaction:
+            case None:
+                return
+            case Focus():
+                self.focus_now = reaction
+            case commands.Change(changes):
+                self.run_worker(self.operator.change(changes), group="control")
+            case commands.Undo():
+                self.run_worker(self.operator.undo(), group="control")
+            case commands.Cancel(request):
+                if self.operator.able():
+                    await self._ask(commands.Ask(_CANCEL + request, f"cancel {request}? y or n"))
+            case commands.Seek(None):
+                self.scrub.release()
+            case commands.Seek(int(seq)):
+                self.scrub.to(seq)
+                self._follow()
+            case commands.Replay(action, speed):
+                self.run_worker(self._replay(action, speed), group="control")
+            case commands.Ask():
+                await self._ask(reaction)
+            case commands.Say(text, bad):
+                self.say(text, bad)
         self.draw_frame()
+
+    async def _ask(self, ask: commands.Ask) -> None:
+        await self._question.ask(ask, self.screen_stack[0], self._size_now or self.size)
+        self.draw_frame()
+
+    async def on_input_submitted(self, event: Any) -> None:
+        """The answer to the question on the last line."""
+        text = str(event.value).strip()
+        ask = await self._question.close()
+        if ask is None:
+            return
+        if ask.what.startswith(_CANCEL):
+            if text.lower() in ("y", "yes"):
+                self.run_worker(self.operator.cancel(ask.what.removeprefix(_CANCEL)), group="control")
+        elif ask.what == "step":
+            self.scrub.goto(text)
+            self._follow()
+        elif ask.what == "record":
+            self.recorder.start(text)
+        else:
+            await self.perform(dispatch.answered(self.frame(), ask.what, text))
+        self.draw_frame()
+
+    # The screen
 
     async def action_quit(self) -> None:
         self.exit(0)
 
-    def action_switch(self, field: str) -> None:
-        """Send one change of control: to the choice after what the engine has now, or after what it has refused."""
-        fold = self.session.feed.fold if self.session.feed else None
-        if self.readonly:
-            self.say("readonly: nothing is sent", bad=True)
-        elif fold is None:
-            self.say("there is no engine to switch yet", bad=True)
+    def action_help(self) -> None:
+        self._look_at(helping=not self.focus_now.helping, help_top=0)
+
+    def action_inspect(self) -> None:
+        self._look_at(inspecting=not self.focus_now.inspecting, inspect_top=0)
+
+    def action_expand(self) -> None:
+        self._look_at(expanded=not self.focus_now.expanded)
+
+    def action_panel(self, name: PanelName) -> None:
+        """To a panel; to the one in front again: over the whole screen, and back."""
+        if self.focus_now.panel == name:
+            self.action_expand()
         else:
-            value = self._refused.pop(field, getattr(fold.control, field))
-            self.run_worker(self._change({field: BY_FIELD[field].after(value)}), group="control")
+            self._look_at(panel=name)
 
-    async def _change(self, changes: dict[str, Any]) -> None:
-        field, value = next(iter(changes.items()))
-        name = BY_FIELD[field].name
-        try:
-            accepted = await self.session.change(changes)
-        except (Refused, Unreachable) as error:
-            if isinstance(error, Refused):
-                self._refused[field] = value
-            self.say(f"{name} was not changed: {error}", bad=True)
+    def action_next_panel(self, by: int) -> None:
+        self._look_at(panel=dispatch.neighbour(self.focus_now.panel, by))
+
+    async def action_back(self) -> None:
+        out = dispatch.back(self.focus_now)
+        if out is not None:
+            self.focus_now = out
+        elif self.scrub.seq is not None:
+            self.action_pause()
+        self.draw_frame()
+
+    async def action_filter(self) -> None:
+        self._look_at(panel="requests")
+        await self._ask(commands.Ask("filter", "filter", self.focus_now.requests.filter))
+
+    def action_theme(self) -> None:
+        """The next theme."""
+        names = list(THEMES)
+        self.set_theme(names[(names.index(self.look.theme.name) + 1) % len(names)])
+
+    def set_theme(self, name: str) -> None:
+        self.look = Look(self.look.glyphs, THEMES[name])
+        self.ansi_color = self.look.theme.ansi
+        self._paint_background()
+        self.say(f"theme: {name}")
+
+    def action_frames(self, times: float) -> None:
+        """More or fewer frames a second."""
+        self._frames = min(MOST_FRAMES, max(LEAST_FRAMES, self._frames * times))
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = self.set_interval(1 / self._frames, self.tick)
+        self.say(f"{self._frames:g} frames a second at most")
+
+    def _look_at(self, **changes: Any) -> None:
+        self.focus_now = self.focus_now.but(**changes)
+        self.draw_frame()
+
+    # Time
+
+    def action_pause(self) -> None:
+        """Hold the picture, or go back to the newest one. The feed goes on in both, but a recording stops."""
+        self.scrub.pause()
+        self._follow()
+
+    def action_scrub(self, records: int) -> None:
+        """Some records back or on."""
+        self.scrub.by(records)
+        self._follow()
+
+    def action_event(self, direction: int) -> None:
+        """To the next event or the one before."""
+        self.scrub.event(direction > 0)
+        self._follow()
+
+    def action_speed(self, times: float) -> None:
+        self.scrub.faster(times)
+
+    async def action_goto(self) -> None:
+        await self._ask(commands.Ask("step", "to step"))
+
+    def _follow(self) -> None:
+        """The batch's cursor is on the step that is shown now."""
+        self._look_at(batch=replace(self.focus_now.batch, step=None))
+
+    async def action_record(self) -> None:
+        """Record to a file that is asked for, or end that."""
+        if self.recorder.running:
+            self.recorder.stop()
+        elif self.recorder.able():
+            await self._ask(commands.Ask("record", "record to", self.recorder.suggestion()))
+
+    # The engine
+
+    def action_switch(self, field: str) -> None:
+        """Send one change of control: to the choice after what the engine has now."""
+        if self.operator.able():
+            value = self.operator.next_value(field, BY_FIELD[field].after)
+            self.run_worker(self.operator.change({field: value}), group="control")
+
+    async def action_ask_control(self, field: str) -> None:
+        if self.operator.able() and self.operator.control is not None:
+            self._look_at(panel="control")
+            await self.perform(NUMBERS[field].ask(self.operator.control))
+
+    def action_try_advice(self) -> None:
+        """Apply the first suggestion; `u` takes it back."""
+        if not self.operator.able():
             return
-        shown = getattr(accepted.control, field)
-        words = f"{name} is {word(shown)} from step {accepted.step:,}"
-        self.say(words if shown == value else f"the engine kept: {words}", bad=shown != value)
+        if not self._advice:
+            self.say("there is no advice now", bad=True)
+            return
+        self.run_worker(self.operator.change(dict(self._advice[0].changes)), group="control")
 
+    def action_undo(self) -> None:
+        self.run_worker(self.operator.undo(), group="control")
 
-def _help_place(width: int, height: int) -> Place:
-    """In the middle; as high as the help is at that width."""
-    wide, high = (140, 18) if width >= 140 else (min(width, 90), 22) if width >= 78 else (min(width, 60), 30)
-    high = min(height, high)
-    return Place("help", (width - wide) // 2, (height - high) // 2, wide, high)
+    def action_replay(self) -> None:
+        running = self.session.replay is not None and self.session.replay.running
+        self.run_worker(self._replay("stop" if running else "start", 1.0), group="control")
+
+    async def _replay(self, action: Literal["start", "stop", "speed"], speed: float = 1.0) -> None:
+        if not self.operator.able():
+            return
+        words, bad = await self.session.steer_replay(action, speed)
+        self.say(words, bad)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Any:
+        """The command palette: every key by what it does, and the themes."""
+        for key in GLOBAL:
+            if not (key.sends and self.operator.readonly) and key.action != "command_palette":
+                yield SystemCommand(f"{key.does} ({key.shown})", f"the key {key.shown}", self._runner(key.keys))
+        for name in THEMES:
+            yield SystemCommand(f"theme {name}", "colours of the screen", self._themer(name))
+
+    def _runner(self, keys: str) -> Any:
+        return lambda: self.call_later(self.press, keys.split(",")[0])
+
+    def _themer(self, name: str) -> Any:
+        return lambda: self.set_theme(name)

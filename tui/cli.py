@@ -12,101 +12,119 @@ import shutil
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tui.options import (
+    USAGE,
+    Option,
+    Parser,
+    add_options,
+    config_path,
+    number,
+    one_of,
+    read_config,
+    server_url,
+    whole,
+)
 
 if TYPE_CHECKING:
     from tui.look import Look
     from tui.replay import Replay
+    from tui.session import Session
 
-ENVIRONMENT = "PAGED_TOP_"
-USAGE = 2
 INTERRUPTED = 130
 DEMO_SIZE = (160, 48)
 DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
 DEMO_MINUTE_SESSIONS = 120  # more than a minute serves: the load lasts to the end
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+_THEMES = ("auto", "dark", "light", "colour-blind", "16", "mono")  # as `tui.terminal` has them
+_PANELS = ("blocks", "batch", "sharing", "ledgers", "requests", "control")  # as `tui.focus` has them
+
+OPTIONS: tuple[Option, ...] = (
+    Option("url", "attach to this engine; without it one is started, and stopped at the end", server_url, "URL",
+           play=False),
+    Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
+    Option("speed", "how many times as fast as recorded (default: 1)", number(0.1, 1000.0), "X", 1.0, live=False),
+    Option("step", "begin at this step", whole(0, 1 << 62), "N", live=False),
+    Option("theme", f"{', '.join(_THEMES)} (default: auto, by the terminal)", one_of(*_THEMES), "NAME", "auto"),
+    Option("panel", f"begin with one panel over the whole screen: {', '.join(_PANELS)}", one_of(*_PANELS), "NAME"),
+    Option("frames", "frames a second at most (default: 10)", number(0.5, 60.0), "N", 10.0),
+    Option("web_host", "the address that --web listens on (default: 127.0.0.1)", str, "HOST", "127.0.0.1"),
+    Option("web_port", "and its port (default: 8080)", whole(1, 65535), "PORT", 8080),
+    Option("config", "a file of options (default: ~/.config/paged-top/config.toml, if it exists)", Path, "FILE"),
+    Option("demo", "also replay traces/chat500.jsonl against it", default=False, play=False),
+    Option("once", "print one frame as text and exit; COLUMNS and LINES set its size", default=False),
+    Option("json", "as --once, but the totals as JSON", default=False),
+    Option("readonly", "never change the engine", default=False, play=False),
+    Option("ascii", "draw with ASCII alone (default: by the terminal)"),
+    Option("web", "serve the screen to browsers instead", default=False),
+)  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for an error, not the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
-
-
-def server_url(text: str) -> str:
-    """An http(s) address without a path. Raises ArgumentTypeError."""
-    from httpx import URL, InvalidURL  # what will open it
-
-    try:
-        parts = URL(text)
-        known = parts.scheme in ("http", "https") and bool(parts.host)
-        usable = known and (parts.port is None or 0 < parts.port < 1 << 16)
-    except (InvalidURL, UnicodeError):
-        usable = False
-    if not usable or any(c.isspace() for c in text):
-        raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
-    return text.rstrip("/").removesuffix("/v1")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line; every option is an environment variable too."""
-    parser = _Parser(
-        prog="paged-top",
-        description="Watch a paged-engine: every KV block, every step's batch, what sharing saves.",
-        epilog="Each option is also an environment variable, named in brackets. Without a terminal it prints once.",
+def make_parser(play: bool = False) -> Parser:
+    """The command line of `paged-top`, or of `paged-top play`; every option is an environment variable too."""
+    parser = Parser(
+        prog="paged-top play" if play else "paged-top",
+        description="Show a recording: pause, step and jump through it."
+        if play
+        else "Watch a paged-engine: every KV block, every step's batch, what sharing saves. "
+        "`paged-top play FILE` shows a recording.",
+        epilog="Each option is also an environment variable, named in brackets, and a line of the config file "
+        '(theme = "light"). Without a terminal it prints once.',
+        allow_abbrev=False,
     )
-    values = (
-        ("--url", server_url, "URL", "attach to this engine; without it one is started, and stopped at the end"),
-        ("--model", str, "NAME", "model of the engine that is started (default: smollm2-135m)"),
-    )
-    for option, kind, metavar, text in values:
-        variable = _variable(option)
-        default: Any = None
-        if os.environ.get(variable):
-            try:
-                default = kind(os.environ[variable])
-            except argparse.ArgumentTypeError as error:
-                parser.error(f"{variable}: {error}")
-        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=f"{text} [{variable}]")
-    switches = (
-        ("--demo", "also replay traces/chat500.jsonl against it"),
-        ("--once", "print one frame as text and exit; COLUMNS and LINES set its size"),
-        ("--json", "as --once, but the totals as JSON"),
-        ("--readonly", "never change the engine"),
-        ("--ascii", "draw with ASCII alone"),
-    )
-    for option, text in switches:
-        variable = _variable(option)
-        value = os.environ.get(variable, "").lower()
-        if value not in (*_YES, *_NO):
-            parser.error(f"{variable}: must be 1 or 0, got {value!r}")
-        parser.add_argument(option, action="store_true", default=value in _YES, help=f"{text} [{variable}]")
+    if play:
+        parser.add_argument("file", metavar="FILE", type=Path, help="a recording, .jsonl or .jsonl.gz")
     return parser
+
+
+def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
+    """The options as given, or as the environment or the config file has them. Exits with 2 on bad input."""
+    play = list(argv[:1]) == ["play"]
+    arguments = list(argv[1:] if play else argv)
+    parser = make_parser(play)
+    options = tuple(option for option in OPTIONS if (option.play if play else option.live))
+    first = Parser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path, default=None)
+    named = first.parse_known_args(arguments)[0].config or os.environ.get("PAGED_TOP_CONFIG")
+    path = Path(named) if named else config_path(os.environ)
+    file: dict[str, Any] = {}
+    if named or path.exists():
+        try:
+            file = read_config(path, OPTIONS)
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"--config: {error}" if named else str(error))
+    add_options(parser, options, file)
+    chosen = parser.parse_args(arguments)
+    for option in OPTIONS:
+        if option not in options:
+            setattr(chosen, option.name, option.default)
+    chosen.play = chosen.file if play else None
+    return parser, chosen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = make_parser()
-    options = parser.parse_args(argv)
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if options.demo and options.once:
-        parser.error("--demo and --once exclude each other")
-    if options.demo and options.json:
-        parser.error("--demo and --json exclude each other")
-    if options.url and options.model:
-        parser.error("--model is for an engine that is started; --url names one that runs")
-    if options.demo and options.readonly and not terminal:
-        parser.error("--demo without a terminal switches modes, which --readonly forbids")
+    argv = sys.argv[1:] if argv is None else argv
+    parser, options = parse(argv)
+    browser = "TEXTUAL_DRIVER" in os.environ  # a page of --web: there is no terminal, but a screen
+    terminal = browser or (sys.stdin.isatty() and sys.stdout.isatty())
+    _check(parser, options, terminal)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    from tui.look import ASCII, UNICODE, Look
+    from tui.terminal import look
 
-    plain = bool(os.environ.get("NO_COLOR"))
-    look = Look(ASCII if options.ascii else UNICODE, coloured=not plain)
+    screen = look(
+        {**os.environ, "TERM": "xterm-256color"} if browser else os.environ,
+        options.theme,
+        options.ascii,
+        "utf-8" if browser else sys.stdout.encoding or "",
+    )
     try:
-        return _run(_chosen(options, look, terminal))
+        if options.web:
+            return _web(options, argv)
+        return _run(_chosen(options, screen, terminal))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -114,10 +132,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
+def _check(parser: Parser, options: argparse.Namespace, terminal: bool) -> None:
+    """Options that do not go together."""
+    for one, other in (("demo", "once"), ("demo", "json"), ("web", "once"), ("web", "json"), ("web", "demo")):
+        if getattr(options, one) and getattr(options, other):
+            parser.error(f"--{one} and --{other} exclude each other")
+    if options.url and options.model:
+        parser.error("--model is for an engine that is started; --url names one that runs")
+    if options.demo and options.readonly and not terminal:
+        parser.error("--demo without a terminal switches modes, which --readonly forbids")
+
+
 def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutine[Any, Any, int]:
     if options.demo and not terminal:
         return _demo(options, look)
     if options.once or options.json or not terminal:
+        if options.play:
+            from tui.once import play_once
+
+            return play_once(options.play, options.step, options.json, _size((80, 24)), look)
         from tui.once import run_once
 
         return run_once(options.url, options.model, options.json, _size((80, 24)), look)
@@ -126,29 +159,56 @@ def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutin
 
 async def _app(options: argparse.Namespace, look: Look) -> int:
     from tui.app import PagedTop
-    from tui.session import Session
+    from tui.focus import Focus
 
-    replay = _replay() if options.demo else None
-    if options.demo and replay is None:
-        return USAGE
-    session = Session(options.url, options.model, replay, None, DEMO_SPEED)
-    app = PagedTop(session, look, readonly=options.readonly)
+    session = _session(options)
+    if isinstance(session, int):
+        return session
+    focus = Focus(panel=options.panel, expanded=True) if options.panel else Focus()
+    app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=focus)
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(sign, app.exit, 128 + sign)
     try:
         code = await app.run_async()
     finally:
+        app.recorder.stop()
         await session.close()
+    for words in app.recorder.finished:
+        print(f"paged-top: {words}", file=sys.stderr)
+    replay = session.replay
     if replay and replay.report:
         print("\n".join(replay.report))
     if session.error:
-        print(f"paged-top: error: the engine ended: {session.error}", file=sys.stderr)
+        print(f"paged-top: error: {session.error}", file=sys.stderr)
         return 1
     if replay and replay.failure:
         print(f"paged-top: error: {replay.failure}", file=sys.stderr)
         return 1
     return code if code is not None else 1
+
+
+def _session(options: argparse.Namespace) -> Session | int:
+    """What the screen is attached to, or the exit code where that cannot be."""
+    from tui.session import Session
+
+    if options.play:
+        from tui.player import Player
+        from tui.recording import RecordingError
+
+        try:
+            player = Player(options.play, options.speed)
+        except RecordingError as error:
+            print(f"paged-top play: error: {error}", file=sys.stderr)
+            return USAGE
+        if options.step is not None:
+            player.pause()
+            player.seek(options.step)
+        return Session(player=player)
+    replay = _replay() if options.demo else None
+    if options.demo and replay is None:
+        return USAGE
+    return Session(options.url, options.model, replay, None, DEMO_SPEED)
 
 
 async def _demo(options: argparse.Namespace, look: Look) -> int:
@@ -177,6 +237,52 @@ def _replay() -> Replay | None:
         return None
 
 
+def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Serve pages: without --url all of them show one engine, which is started here."""
+    from tui.web import NoWeb, serve
+
+    kept = _without(argv, "--web", "--web-host", "--web-port", "--model")
+    own = None
+    try:
+        if not options.url and not options.play:
+            from tui.engine_process import EngineFailed, EngineProcess
+
+            async def start(own: EngineProcess) -> str:
+                return await own.start()
+
+            own = EngineProcess(options.model)
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+            print("paged-top: starting an engine", file=sys.stderr)
+            try:
+                kept += ["--url", loop.run_until_complete(start(own))]
+            except (EngineFailed, OSError) as error:
+                print(f"paged-top: error: the engine did not start: {error}", file=sys.stderr)
+                return 1
+        serve(kept, options.web_host, options.web_port)
+    except (NoWeb, OSError) as error:
+        print(f"paged-top: error: --web: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if own is not None:
+            asyncio.get_event_loop().run_until_complete(own.stop())
+    return 0
+
+
+def _without(argv: Sequence[str], *names: str) -> list[str]:
+    """The arguments less some options and their values."""
+    out, skip = [], False
+    for argument in argv:
+        name, equals, _ = argument.partition("=")
+        if skip:
+            skip = False
+        elif name in names:
+            skip = name != "--web" and not equals
+        else:
+            out.append(argument)
+    return out
+
+
 def _run(work: Coroutine[Any, Any, int]) -> int:
     """Run to the end; a termination signal cancels it, so that what was started is stopped."""
 
@@ -199,10 +305,6 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
             raise
 
     return asyncio.run(guarded())
-
-
-def _variable(option: str) -> str:
-    return ENVIRONMENT + option.removeprefix("--").upper()
 
 
 def _size(default: tuple[int, int]) -> tuple[int, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -23,54 +22,13 @@ from engine.protocol import (
     decode_request_text,
     decode_snapshot,
 )
+from tui.engine_api import Accepted, Missing, NotAnEngine, Refused, Unreachable
 
 Answer = TypeVar("Answer")
 
 CONNECT_TIMEOUT = 3.0
 READ_TIMEOUT = 10.0  # of an answer; the step stream may be silent for as long as the engine is idle
 _NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that an engine with texts gives
-
-
-class Unreachable(Exception):
-    """Nothing answers, or it cannot serve yet: worth trying again."""
-
-
-class NotAnEngine(Exception):
-    """Something answers, and it is not a paged-engine that this program knows."""
-
-
-class Missing(Exception):
-    """What was asked for is not there, or not any more; the message says what."""
-
-
-class Refused(Exception):
-    """The engine did not take a change of control, or did not cancel; the message is its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The whole control as it now is, and the step from which it holds."""
-
-    control: Control
-    step: int
-
-
-class Engine(Protocol):
-    """What the feed and the keys need of an engine."""
-
-    async def snapshot(self) -> Snapshot: ...
-
-    def steps(self, first: int) -> AsyncIterator[Record | Gap]: ...
-
-    async def change(self, changes: dict[str, Any]) -> Accepted: ...
-
-    async def request_text(self, request: str, first: int) -> RequestText: ...
-
-    async def block_text(self, block: int) -> BlockText: ...
-
-    async def cancel(self, request: str) -> tuple[str, ...]: ...
-
-    async def close(self) -> None: ...
 
 
 class HttpEngine:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tui import figures
-from tui.client import Refused, Unreachable
+from tui.engine_api import Refused, Unreachable
 from tui.history import quantile
 from tui.look import Look
 from tui.once import fail, write_frame

@@ -41,11 +41,15 @@ class BatchFocus:
 
 @dataclass(frozen=True, slots=True)
 class SharingFocus:
-    """`node`: the last block of the selected run of the prefix tree; `closed` runs hide what goes on from them."""
+    """`node`: the last block of the selected run of the prefix tree; `closed` runs hide what goes on from them.
+
+    `top`: the first row shown; `follow`: rows move with the selected one.
+    """
 
     node: int | None = None
     top: int = 0
     closed: frozenset[int] = frozenset()
+    follow: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,15 @@ class Focus:
     """`expanded`: the panel in front has the whole screen. `inspecting`: its selection is told in an overlay.
 
     `request` is selected in all panels at once: its blocks are lit in the map, its lane in the batch.
+    `inspect_top` and `help_top` are the first lines shown of these overlays.
     """
 
     panel: PanelName = "blocks"
     expanded: bool = False
     inspecting: bool = False
+    inspect_top: int = 0
+    helping: bool = False
+    help_top: int = 0
     request: str | None = None
     map: MapFocus = MapFocus()
     batch: BatchFocus = BatchFocus()

@@ -6,22 +6,29 @@ import asyncio
 import sys
 import time
 from contextlib import suppress
+from math import inf
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
 from engine.protocol import Snapshot
 from tui import scene
-from tui.client import HttpEngine, NotAnEngine, Unreachable
+from tui.client import HttpEngine
+from tui.engine_api import NotAnEngine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.look import Look
 from tui.panels.line import text_of
+from tui.player import Player
+from tui.recording import RecordingError
+from tui.session import Session
 from tui.themes import MONO
 from tui.view import Frame, Status
 
 OBSERVED = 1.5  # seconds of the stream that a frame has seen, so that its rates and steps are measured
 FAILED = 1
+BAD_INPUT = 2
 
 
 def frame_text(frame: Frame, width: int, height: int, look: Look) -> str:
@@ -93,3 +100,35 @@ async def _observed(engine: HttpEngine, url: str) -> Frame:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
+
+
+async def play_once(path: Path, step: int | None, json: bool, size: tuple[int, int], look: Look) -> int:
+    """Print the state of a recording after a step, or at its end, and return the exit code."""
+    try:
+        player = Player(path, inf)
+    except RecordingError as error:
+        print(f"paged-top play: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    session = Session(player=player)
+    if step is not None:
+        player.pause()
+        player.seek(step)
+    following = asyncio.create_task(session.run())
+    try:
+        while not (player.ended if step is None else player.arrived):
+            await asyncio.sleep(0.01)
+        if player.ended and not player.complete:
+            print(f"paged-top play: {player.note}", file=sys.stderr)
+        assert session.feed is not None
+        assert session.feed.fold is not None
+        if json:
+            print(totals_json(session.feed.fold.to_snapshot()))
+        else:
+            status = Status(link=session.link, target=session.target, playing=session.playing, readonly=True)
+            write_frame(Frame(status, session.view()), *size, look, sys.stdout)
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        await session.close()
+    return 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
 from tui import controls
-from tui.client import Accepted, Missing, NotAnEngine, Refused
+from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
 from tui.recording import STDIN, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
 
 MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown

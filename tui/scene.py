@@ -5,17 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 from tui.figures import NOT_MEASURED
+from tui.focus import PanelName
 from tui.look import ASCII, Look
-from tui.panels import batch, block_map, footer, header, sharing, speed, waste
+from tui.panels import (
+    batch,
+    block_map,
+    control,
+    footer,
+    header,
+    inspect,
+    ledgers,
+    requests,
+    scrub,
+    sharing,
+    speed,
+    waste,
+)
 from tui.panels import help as help_panel
 from tui.panels.line import Line, fit
+from tui.panels.modules import MODULES
 from tui.view import Frame
 
 MIN_WIDTH, MIN_HEIGHT = 40, 12
 
 Draw = Callable[[Frame, int, int, Look], list[Line]]
+Cell = tuple[str, str]  # a character and its role
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +53,71 @@ PANELS: dict[str, Draw] = {
     "batch": batch.draw,
     "sharing": sharing.draw,
     "sharing-open": partial(sharing.draw, open_bottom=True),
+    "ledgers": ledgers.draw,
     "waste": waste.draw,
     "waste-joint": partial(waste.draw, top_joint=True),
     "speed": speed.draw,
+    "requests": requests.draw,
+    "control": control.draw,
+    "scrub": scrub.draw,
     "footer": footer.draw,
     "help": help_panel.draw,
+    "inspect": inspect.draw,
 }
+OVERLAYS = ("help", "inspect")
 
 
-def arrange(width: int, height: int, blocks: int = 0) -> tuple[Place, ...]:
+def owner(place: str) -> PanelName | None:
+    """The panel that the keys and clicks of a place belong to."""
+    name = place.split("-")[0]
+    name = "ledgers" if name in ("waste", "speed") else name
+    return next((panel for panel in MODULES if panel == name), None)
+
+
+def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
     """Places for a screen: the ledgers go first when space is short, then sharing, then the batch; the map stays.
 
-    `blocks` is the pool's size: a wide screen gives the map what it can use. Empty when the screen is too small.
+    A panel in front that has no place among the others gets the whole screen, and so does one that is expanded.
+    Overlays come last. Empty when the screen is too small.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return ()
-    ends = (Place("header", 0, 0, width, 2), Place("footer", 0, height - 1, width, 1))
-    top, body = 2, height - 3
+    focus, blocks = frame.focus, len(frame.view.blocks) if frame.view else 0
+    low = 2 if scrub.wanted(frame) else 1
+    ends = [Place("header", 0, 0, width, 2), Place("footer", 0, height - 1, width, 1)]
+    if low == 2:
+        ends.append(Place("scrub", 0, height - 2, width, 1))
+    top, body = 2, height - 2 - low
+    places = _dashboard(width, top, body, blocks)
+    if focus.expanded or focus.panel not in {owner(place.name) for place in places}:
+        places = (Place(focus.panel, 0, top, width, body),)
+    return (*ends, *places, *_overlays(frame, width, top, body))
+
+
+def _overlays(frame: Frame, width: int, top: int, body: int) -> tuple[Place, ...]:
+    out: list[Place] = []
+    if frame.focus.inspecting:
+        wide, high = min(width, max(60, width * 2 // 5)), min(body, max(10, body * 2 // 3))
+        out.append(Place("inspect", width - wide, top + body - high, wide, high))
+    if frame.focus.helping:
+        wide = min(width, 138 if width >= 140 else 92 if width >= 92 else 60)
+        out.append(Place("help", (width - wide) // 2, top, wide, body))
+    return tuple(out)
+
+
+def _dashboard(width: int, top: int, body: int, blocks: int) -> tuple[Place, ...]:
+    """The panels side by side; `blocks` is the pool's size: a wide screen gives the map what it can use."""
+    if width >= 200 and body >= 33:
+        side = min(92, width - 140)
+        return (*_wide(width - side, top, body, blocks), Place("requests", width - side, top, side, body))
     if width >= 120 and body >= 33:
-        return ends + _wide(width, top, body, blocks)
+        return _wide(width, top, body, blocks)
     if width >= 80 and body >= 20:
         low = 9 if body < 24 else min(16, max(9, body * 2 // 5))
         if blocks:
             wanted = -(-blocks // block_map.columns_for(blocks, width - 2, body - low - 2)) + 2
             low = max(low, body - max(8, wanted))
-        return ends + _medium(width, top, body, low)
+        return _medium(width, top, body, low)
     map_height = body
     places: tuple[Place, ...] = ()
     low = 7 if body < 19 else 9
@@ -74,7 +132,7 @@ def arrange(width: int, height: int, blocks: int = 0) -> tuple[Place, ...]:
             )
         else:
             places = (Place("batch", 0, y, width, low),)
-    return (*ends, Place("blocks", 0, top, width, map_height), *places)
+    return (Place("blocks", 0, top, width, map_height), *places)
 
 
 def _medium(width: int, top: int, body: int, low: int) -> tuple[Place, ...]:
@@ -137,13 +195,19 @@ def _ascii(text: str) -> str:
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     """The whole screen: exactly `height` lines of `width` cells."""
-    places = arrange(width, height, len(frame.view.blocks) if frame.view else 0)
+    places = arrange(width, height, frame)
     if not places:
         return [fit(line, width) for line in too_small(width, height)]
-    rows: list[list[tuple[int, Line]]] = [[] for _ in range(height)]
-    for place in places:
+    rows: list[list[Cell]] = [[(" ", "text")] * width for _ in range(height)]
+    for place in places:  # overlays last
         lines = panel(place.name, frame, place.width, place.height, look)
         for offset in range(place.height):
-            line = lines[offset] if offset < len(lines) else []
-            rows[place.y + offset].append((place.x, fit(line, place.width)))
-    return [[span for _, line in sorted(row, key=lambda part: part[0]) for span in line] for row in rows]
+            line = fit(lines[offset] if offset < len(lines) else [], place.width)
+            cells = [(character, role) for text, role in line for character in text]
+            rows[place.y + offset][place.x : place.x + place.width] = cells
+    return [_merged(row) for row in rows]
+
+
+def _merged(cells: list[Cell]) -> Line:
+    """Equal neighbours as one span."""
+    return [("".join(character for character, _ in run), role) for role, run in groupby(cells, key=itemgetter(1))]

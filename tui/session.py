@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from tui.child import Child
-from tui.client import Accepted, Engine, HttpEngine, Unreachable
+from tui.engine_api import Accepted, Engine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
-from tui.replay import Replay
-from tui.view import Link, View
+from tui.player import Player
+from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
+from tui.view import Link, Playing, View
 
 
 class Session:
@@ -27,18 +28,25 @@ class Session:
         replay_speed: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         engine: Engine | None = None,
+        player: Player | None = None,
     ) -> None:
+        """`player`: a recording instead of an engine; `engine`: one that is there already (tests)."""
         self.url = url
+        self.player = player
         self.replay = replay
         self.feed: Feed | None = None
         self.error = ""  # why the engine that was started is no more
         self._replay_sessions = replay_sessions
-        self._replay_speed = replay_speed
+        self._load_from_start = replay is not None
+        if replay is not None:
+            replay.speed = replay_speed
         self._clock = clock
         self._started = self._clock()
-        self._own = EngineProcess(model) if url is None and engine is None else None
+        self._own = EngineProcess(model) if url is None and engine is None and player is None else None
         if engine is not None:
             self.feed = Feed(engine, self._clock)
+        if player is not None:
+            self.feed = Feed(player, player.now, player.wall)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -56,7 +64,25 @@ class Session:
     @property
     def target(self) -> str:
         """What it is attached to, in words."""
+        if self.player is not None:
+            return str(self.player.path)
         return self.url or (f"an engine of its own, {self._own.model or 'the default model'}" if self._own else "")
+
+    @property
+    def playing(self) -> Playing | None:
+        """How far a recording has been played."""
+        player = self.player
+        if player is None:
+            return None
+        return Playing(
+            position=player.position.seconds,
+            duration=player.duration,
+            speed=player.speed,
+            running=player.playing,
+            ended=player.ended,
+            waits=player.waits,
+            note=player.note,
+        )
 
     @property
     def log(self) -> tuple[str, ...]:
@@ -74,12 +100,14 @@ class Session:
                 self.error = str(error)
                 return
         if self.feed is None:
+            from tui.client import HttpEngine  # HTTP takes its time to load: the screen is there first
+
             self.feed = Feed(HttpEngine(self.url or ""), self._clock)
         following = [asyncio.create_task(self.feed.run())]
         if self._own and self._own.child:
             following.append(asyncio.create_task(self._watch(self._own.child)))
-        if self.replay and self.url:
-            following.append(asyncio.create_task(self._start_replay(self.replay, self.feed, self.url)))
+        if self._load_from_start:
+            following.append(asyncio.create_task(self._start_replay(self.feed)))
         try:
             await asyncio.gather(*following)
         finally:
@@ -92,6 +120,28 @@ class Session:
         if self.feed is None:
             raise Unreachable("there is no engine yet")
         return await self.feed.engine.change(changes)
+
+    async def steer_replay(self, action: Literal["start", "stop", "speed"], speed: float = 1.0) -> tuple[str, bool]:
+        """Start or stop the load against this engine, or set its speed; what came of it, and whether that is bad."""
+        if self.feed is None or self.feed.fold is None or self.url is None:
+            return "there is no engine to send a load to", True
+        try:
+            if self.replay is None:
+                self.replay = Replay(find_trace(), self._clock)
+            match action:
+                case "start":
+                    await self.replay.start(self.url, self._replay_sessions)
+                case "stop":
+                    await self.replay.stop()
+                case "speed":
+                    if not SLOWEST <= speed <= FASTEST:
+                        return f"a replay's speed is from {SLOWEST:g} to {FASTEST:g}, not {speed:g}", True
+                    self.replay.set_speed(speed)
+        except NoTrace as error:
+            return str(error), True
+        except OSError as error:
+            return f"the replay cannot be started: {error.strerror or error}", True
+        return self.replay.failure or self.replay.line, bool(self.replay.failure)
 
     async def close(self) -> None:
         """Stop what was started here, and let go of the engine."""
@@ -108,8 +158,9 @@ class Session:
         last = self.log[-1] if self.log else ""
         self.error = f"exit code {code}. {last}"
 
-    async def _start_replay(self, replay: Replay, feed: Feed, url: str) -> None:
+    async def _start_replay(self, feed: Feed) -> None:
         """Start the load when the engine is seen for the first time."""
         while feed.fold is None:
             await asyncio.sleep(0.1)
-        await replay.start(url, self._replay_sessions, self._replay_speed)
+        if self.replay and self.url:
+            await self.replay.start(self.url, self._replay_sessions)

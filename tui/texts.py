@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from engine.protocol import BlockText, RequestText
-from tui.client import Missing, NotAnEngine, Unreachable
+from tui.engine_api import Missing, NotAnEngine, Unreachable
 
 EVERY = 0.25  # seconds, at least, between two questions about the same
 NO_SOURCE = "a recording holds no text"
@@ -35,6 +35,9 @@ class Texts:
     requests: Mapping[str, RequestText] = field(default_factory=dict)
     blocks: Mapping[int, BlockText] = field(default_factory=dict)
     unknown: str = ""
+
+
+NO_TEXTS = Texts()
 
 
 class TextReader:

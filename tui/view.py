@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.protocol import (
     Control,
@@ -18,8 +18,12 @@ from engine.protocol import (
 )
 from tui.block_columns import BlockColumns
 from tui.focus import FIRST_FOCUS, Focus
-from tui.history import History, Step
+from tui.history import Step, Windows
 from tui.look import HUES
+from tui.texts import NO_TEXTS, Texts
+
+if TYPE_CHECKING:
+    from tui.advice import Suggestion
 
 Phase = Literal["starting", "connecting", "live", "reconnecting", "foreign", "ended"]
 
@@ -43,13 +47,44 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """Record `seq` of those kept, `first` to `last`; `behind` are the seconds from it to the newest."""
+
+    first: int
+    last: int
+    seq: int
+    behind: float
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """A recording: seconds from its start, and in all as far as known, and to the next record while it waits.
+
+    `note` says why it ended.
+    """
+
+    position: float
+    duration: float | None
+    speed: float
+    running: bool
+    ended: bool
+    waits: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """What the screen says about itself. `since_pause` is the records that came while the view is frozen."""
+    """What the screen says about itself. `past` is set while the view is frozen, `playing` over a recording.
+
+    `recording` is what is being written to a file, in words; `frames` the frames a second that are drawn.
+    """
 
     link: Link
     target: str = ""
-    paused: bool = False
-    since_pause: int = 0
+    past: Past | None = None
+    playing: Playing | None = None
+    recording: str = ""
+    frames: float = 10.0
     readonly: bool = False
     notice: str = ""
     notice_bad: bool = False
@@ -78,7 +113,7 @@ class View:
     record: Record | None  # the last one; None: only a snapshot was seen
     steps: tuple[Step, ...]
     lanes: dict[str, int]
-    history: History = field(repr=False)  # asked only about times up to `now`
+    history: Windows = field(repr=False)  # the figures over time as they were known then
 
     def frozen(self) -> View:
         """One that stays as it is while the feed goes on."""
@@ -91,9 +126,15 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`view` is None until a first snapshot was read. `step` is the record of the step under the batch's cursor."""
+    """`view` is None until a first snapshot was read. `step` is the record of the step under the batch's cursor.
+
+    `block_events`: what the kept records tell of the block that is inspected, as (step, words), the latest last.
+    """
 
     status: Status
     view: View | None
     focus: Focus = FIRST_FOCUS
     step: Record | None = None
+    texts: Texts = NO_TEXTS
+    advice: tuple[Suggestion, ...] = ()
+    block_events: tuple[tuple[int, str], ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
-from tui.client import Accepted, Missing, Refused
+from tui.engine_api import Accepted, Missing, Refused
 from tui.feed import Feed
 from tui.view import Frame, Link, Status
 

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 
 from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
-from tui.client import HttpEngine, Missing, NotAnEngine, Refused, Unreachable, _events
+from tui.client import HttpEngine, _events
+from tui.engine_api import Missing, NotAnEngine, Refused, Unreachable
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from engine.protocol import decode_snapshot
-from tui.client import HttpEngine, Refused
+from tui.client import HttpEngine
+from tui.engine_api import Refused
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.session import Session

@@ -13,7 +13,7 @@ import pytest
 
 from engine.protocol import Copy, Preempted, encode
 from tui import controls
-from tui.client import Missing, NotAnEngine, Refused
+from tui.engine_api import Missing, NotAnEngine, Refused
 from tui.feed import Feed
 from tui.fold import EngineFold
 from tui.player import Player, Position

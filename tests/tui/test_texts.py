@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.protocol import BlockText, RequestText
-from tui.client import Missing, NotAnEngine, Unreachable
+from tui.engine_api import Missing, NotAnEngine, Unreachable
 from tui.texts import EVERY, NO_SOURCE, TextReader, Texts
 
 FOREIGN = NotAnEngine("not with a text")

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from tui.controls import KEYED
+from tui.keys import GLOBAL
 from tui.look import Look
 from tui.panels.line import Line, clean, join, length, spread
+from tui.panels.modules import MODULES
 from tui.view import Frame
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     status = frame.status
+    doing = ", ".join(words for words in (status.recording, status.replay) if words)
+    right: Line = [(clean(doing), "queue"), (" ", "text")] if doing else []
     if status.notice:
         notice: Line = [(" ", "text"), (clean(status.notice), "bad" if status.notice_bad else "good")]
-        return [spread(notice, [(clean(status.replay) + " ", "queue")] if status.replay else [], width)]
-    parts: list[Line] = [[("q", "key"), (" quit", "dim")], [("?", "key"), (" help", "dim")]]
-    pause = "resume" if status.paused else "pause"
-    parts.append([("space", "key"), (f" {pause}", "dim")])
+        return [spread(notice, right, width)]
+    room = width - 2
+    if right and length(right) + 40 <= width:
+        room -= length(right) + 1
+    return [spread([(" ", "text"), *join(_parts(frame), ("  ", "text"), room)], right, width)]
+
+
+def _parts(frame: Frame) -> list[Line]:
+    status = frame.status
+    still = status.past is not None or (status.playing is not None and not status.playing.running)
+    names = {"pause": "go on" if still else "pause"}
+    able = [key for key in GLOBAL if key.brief and not (key.sends and status.readonly)]
+    reserved = frame.view is not None and frame.view.control.allocation == "reserved"
+    able = [key for key in able if reserved or key.action != "switch('reserved_fit')"]
+    own = MODULES[frame.focus.panel].KEYS[:3]
+    parts: list[Line] = [_part(key.shown.split()[0], names.get(key.brief, key.brief)) for key in able[:4]]
     if status.readonly:
-        parts.append([(f"readonly: {' '.join(keyed.key for keyed in KEYED)} send nothing", "dim")])
-    else:
-        reserved = frame.view is not None and frame.view.control.allocation == "reserved"
-        shown = [keyed for keyed in KEYED if reserved or keyed.field != "reserved_fit"]
-        parts += [[(keyed.key, "key"), (f" {keyed.short}", "dim")] for keyed in shown]
-    line: Line = [(" ", "text"), *join(parts, ("  ", "text"), width - 2)]
-    replay: Line = [(clean(status.replay), "queue"), (" ", "text")] if status.replay else []
-    if replay and length(line) + length(replay) > width - 1:
-        line = [(" ", "text"), *join(parts, ("  ", "text"), width - 3 - length(replay))]
-    return [spread(line, replay, width)]
+        parts.append([("readonly: nothing is sent", "dim")])
+    if frame.focus.expanded:
+        parts += [_part(key.keys, key.does) for key in own]
+    return parts + [_part(key.shown.split()[0], key.brief) for key in able[4:]]
+
+
+def _part(key: str, does: str) -> Line:
+    return [(key, "key"), (f" {does}", "dim")]

@@ -22,6 +22,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
             [(figures.seconds(recent.step_mean), "value"), ("/step", "dim")],
             [("up ", "dim"), (figures.clock(view.uptime), "text")],
         ]
+        if frame.status.target:  # who measured all this
+            facts.append([("from ", "dim"), (clean(frame.status.target), "text")])
         engine = view.engine
         numbers = engine.dtype if engine.quantize == "none" else f"{engine.quantize} in {engine.dtype}"
         about: list[Line] = [
@@ -67,8 +69,10 @@ def _link(frame: Frame, look: Look) -> Line:
             out = [(glyphs.down, "bad"), (" the engine ended", "bad")]
     if link.lost:
         out += [(f" gap of {figures.plural(link.lost, 'record')}", "bad")]
-    if status.paused:
-        since = figures.plural(status.since_pause, "record")
+    if status.playing and link.phase == "live":
+        out = [(glyphs.live, "mode"), (" recording", "mode")]
+    if status.past:
+        since = figures.plural(status.past.last - status.past.seq, "record")
         paused: Line = [(f"{glyphs.paused} paused", "key"), (f", {since} since", "key")]
         out = paused if link.phase == "live" else [*paused, ("  ", "text"), *out]
     return out

@@ -1,41 +1,85 @@
-"""The help overlay: keys, and what every glyph means."""
+"""The help: the keys that work here, those of the panel in front first, and what every glyph means."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tui import controls
+from tui.keys import GLOBAL, GlobalKey
 from tui.look import Look
 from tui.panels.line import Line, box, fit
+from tui.panels.modules import MODULES, TITLES
 from tui.view import Frame
 
-KEY_WIDTH = 8  # cells
+_GROUPS = {"screen": "the screen", "time": "time", "engine": "the engine"}
+_COLUMN = 44  # cells of a column
+
+
+def lines(frame: Frame, width: int, look: Look) -> list[Line]:
+    """Everything, in as many columns as fit."""
+    panel = frame.focus.panel
+    here = [(key.keys, key.does) for key in MODULES[panel].KEYS]
+    sections: list[list[Line]] = [_section(f"in {TITLES[panel]}", here)] if here else []
+    for group, name in _GROUPS.items():
+        if group == "engine" and frame.status.readonly:
+            sections.append([[(" the engine", "title")], [(" readonly: nothing is sent", "dim")]])
+            continue
+        keys = [key for key in GLOBAL if key.group == group and (frame.status.playing or not key.replays)]
+        sections.append(_section(name, [(key.shown, _does(key)) for key in keys]))
+    sections += [_glyphs("the map", _map(look)), _glyphs("the batch", _batch(look)), _notes(look)]
+    columns = max(1, width // _COLUMN)
+    return _columns(sections, columns, width // columns)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    body, rows = lines(frame, width - 2, look), height - 2
+    top = max(0, min(frame.focus.help_top, len(body) - rows))
+    more: Line = [("? closes", "dim")]
+    if len(body) > rows:
+        more = [(f"lines {top + 1} to {min(len(body), top + rows)} of {len(body)}: J K", "dim")]
+    return box("help", more, body[top : top + rows], width, height, look.glyphs, front=True)
+
+
+def _does(key: GlobalKey) -> str:
+    for keyed in controls.KEYED:
+        if key.action == f"switch('{keyed.field}')":
+            words = [controls.word(choice).split()[0] for choice in keyed.choices]
+            return f"{keyed.name}: {'/'.join(words)}"
+    return key.does
+
+
+def _section(title: str, keys: Sequence[tuple[str, str]]) -> list[Line]:
+    return [[(f" {title}", "title")], *([(f" {shown:<10} ", "key"), (does, "text")] for shown, does in keys)]
+
+
+def _glyphs(title: str, entries: Sequence[tuple[str, str, str]]) -> list[Line]:
+    return [[(f" {title}", "title")], *([(f" {glyph:<10} ", role), (means, "text")] for glyph, role, means in entries)]
+
+
+def _map(look: Look) -> list[tuple[str, str, str]]:
     glyphs = look.glyphs
-    columns = 3 if width >= 136 else 2 if width >= 78 else 1
-    room = (width - 2) // columns
-    margin = " " if room >= 39 else ""
-    keys = [
-        *((keyed.key, _choices(keyed, room - len(margin) - KEY_WIDTH)) for keyed in controls.KEYED),
-        ("space p", "pause; the feed goes on"),
-        ("? esc", "close this"),
-        ("q", "quit"),
-    ]
-    blocks = [
+    return [
         (glyphs.free, "free", "free: nobody holds it"),
         (glyphs.reserved, "reserved", "reserved: no slot filled yet"),
         (glyphs.fills[:7], "text", "filling: height is its slots"),
         (glyphs.fills[7], "text", "full: held by one request"),
-        ("2-9" if glyphs.ascii else glyphs.shared, "shared", "shared: held by several"),
+        ("2-9" if glyphs.ascii else f"{glyphs.shared} 2-9", "shared", "shared: held by several"),
         (glyphs.cached, "cached", "cached: findable, evictable"),
         (glyphs.hole, "hole", "free, but no reservation fits"),
+        (glyphs.taken, "changed", "taken just now"),
+        (glyphs.released, "changed", "let go of just now"),
         (glyphs.source, "copied", "copied just now: the original"),
         (glyphs.target, "copied", "copied just now: the copy"),
     ]
-    rows = [
+
+
+def _batch(look: Look) -> list[tuple[str, str, str]]:
+    glyphs = look.glyphs
+    return [
         (glyphs.prefill, "prefill", "prefill: prompt tokens"),
         (glyphs.decode, "text", "decode: one token"),
         (glyphs.fork, "text", "fork: goes on from its parent"),
+        (glyphs.waiting, "waiting", "waits in the queue"),
         (glyphs.left, "end", "the request ended here"),
         (glyphs.held, "held", "held: ended, kept by its batch"),
         (glyphs.preempted, "bad", "preempted: is computed again"),
@@ -44,45 +88,30 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         (glyphs.missing, "bad", "records before it are missing"),
         (glyphs.switch, "switch", "a control was switched"),
     ]
-    notes: list[Line] = [
-        [(" A cell of several blocks shows", "dim")],
-        [(" their commonest state.", "dim")],
-        [(" A colour is a request, the same in", "dim")],
-        [(" the map and in the batch; the number", "dim")],
-        [(" beside it is its context in tokens.", "dim")],
-        [(f" {glyphs.dash} was not measured.", "dim")],
-    ]
-    left, middle, right = (
-        [_entry(margin, *entry) for entry in entries]
-        for entries in ([(key, "key", text) for key, text in keys], blocks, rows)
+
+
+def _notes(look: Look) -> list[Line]:
+    texts = (
+        "A colour is a request, the same in",
+        "the map and in the batch.",
+        f"{look.glyphs.dash} was not measured.",
+        "The mouse: click selects, the wheel",
+        "scrolls or zooms; keys can be clicked.",
+        "Events: switches, preemptions,",
+        "copies, gaps, a cleared cache.",
     )
-    match columns:
-        case 3:
-            body = _beside([[*left, [], *notes], middle, right], room)
-        case 2:
-            body = _beside([[*left, [], *middle], [*right, [], *notes]], room)
-        case _:
-            body = [*left, *middle, *right]
-    closes: Line = [("? closes", "dim")]
-    if frame.status.readonly:
-        closes = [("readonly: keys of controls send nothing", "dim")]
-    return box("help", closes, body, width, height, glyphs)
+    return [[(" notes", "title")], *([(f" {text}", "dim")] for text in texts)]
 
 
-def _choices(keyed: controls.Keyed, room: int) -> str:
-    """What a key goes through, closer together where there is little room."""
-    words = [controls.word(choice) for choice in keyed.choices]
-    text = f"{keyed.name}: {' / '.join(words)}"
-    return text if len(text) <= room else f"{keyed.name}: {'/'.join(word.split()[0] for word in words)}"
-
-
-def _entry(margin: str, key: str, role: str, text: str) -> Line:
-    return [(f"{margin}{key:<{KEY_WIDTH}}", role), (text, "text")]
-
-
-def _beside(columns: list[list[Line]], width: int) -> list[Line]:
-    rows = max(len(column) for column in columns)
+def _columns(sections: Sequence[list[Line]], columns: int, width: int) -> list[Line]:
+    """Sections one under the other, in columns of about equal height."""
+    total = sum(len(section) + 1 for section in sections)
+    out: list[list[Line]] = [[]]
+    for section in sections:
+        if out[-1] and len(out) < columns and len(out[-1]) + len(section) / 2 > total / columns:
+            out.append([])
+        out[-1] += [*section, []]
+    rows = max(len(column) for column in out)
     return [
-        [span for column in columns for span in fit(column[row] if row < len(column) else [], width)]
-        for row in range(rows)
+        [span for column in out for span in fit(column[row] if row < len(column) else [], width)] for row in range(rows)
     ]

@@ -1,0 +1,51 @@
+"""What the screen needs of an engine, whatever stands behind it, and what can go wrong. No HTTP: it costs a start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.protocol import BlockText, Control, Gap, Record, RequestText, Snapshot
+
+
+class Unreachable(Exception):
+    """Nothing answers, or it cannot serve yet: worth trying again."""
+
+
+class NotAnEngine(Exception):
+    """Something answers, and it is not a paged-engine that this program knows."""
+
+
+class Missing(Exception):
+    """What was asked for is not there, or not any more; the message says what."""
+
+
+class Refused(Exception):
+    """The engine did not take a change of control, or did not cancel; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The whole control as it now is, and the step from which it holds."""
+
+    control: Control
+    step: int
+
+
+class Engine(Protocol):
+    """What the feed and the keys need of an engine."""
+
+    async def snapshot(self) -> Snapshot: ...
+
+    def steps(self, first: int) -> AsyncIterator[Record | Gap]: ...
+
+    async def change(self, changes: dict[str, Any]) -> Accepted: ...
+
+    async def request_text(self, request: str, first: int) -> RequestText: ...
+
+    async def block_text(self, block: int) -> BlockText: ...
+
+    async def cancel(self, request: str) -> tuple[str, ...]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,98 @@
+"""Recording from the screen: on and off, and what is told of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from engine.protocol import Record, Snapshot
+from tui import figures
+from tui.operator import Tell
+from tui.recording import Recorder, RecordingError
+from tui.session import Session
+
+
+class RecorderSwitch:
+    """At most one recording at a time. `finished` says of each what became of it."""
+
+    def __init__(self, session: Session, tell: Tell) -> None:
+        self.finished: list[str] = []
+        self._session = session
+        self._tell = tell
+        self._recorder: Recorder | None = None
+        self._seq = 0  # of the last record that was written
+
+    @property
+    def running(self) -> bool:
+        return self._recorder is not None
+
+    @property
+    def words(self) -> str:
+        """What is being recorded, for the last line; empty when nothing is."""
+        recorder = self._recorder
+        if recorder is None:
+            return ""
+        if recorder.error:
+            return "recording ended"
+        return f"recording {recorder.path.name}: {recorder.records:,} records, {figures.size(recorder.bytes)}"
+
+    def able(self) -> bool:
+        """Whether there is a stream to record; tells why not."""
+        feed = self._session.feed
+        if self._session.player is not None:
+            self._tell("this is a recording already", True)
+        elif feed is None or feed.fold is None:
+            self._tell("there is nothing to record yet", True)
+        else:
+            return True
+        return False
+
+    def suggestion(self) -> str:
+        """A file name that is not taken, in the current folder."""
+        return f"paged-top-{time.strftime('%Y%m%d-%H%M%S')}.jsonl.gz"
+
+    def start(self, name: str) -> None:
+        """Record into a new file from the state as it is now."""
+        feed = self._session.feed
+        if not self.able() or feed is None or feed.fold is None or self.running:
+            return
+        if not name:
+            self._tell("not recorded: no file was named", True)
+            return
+        try:
+            self._recorder = Recorder(Path(name).expanduser())
+        except RecordingError as error:
+            self._tell(str(error), True)
+            return
+        self._recorder.begin(feed.fold.to_snapshot())
+        self._seq = feed.fold.seq
+        feed.listener = self._hear
+        self._tell(f"recording to {name}; r ends it", False)
+
+    def stop(self) -> None:
+        """End the recording, if there is one, and say what is in it."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        if self._session.feed is not None:
+            self._session.feed.listener = None
+        recorder.close()
+        words = f"recorded {recorder.records:,} records, {figures.size(recorder.bytes)}, to {recorder.path}"
+        self.finished.append(recorder.error or words)
+        self._tell(recorder.error or words, bool(recorder.error))
+
+    def _hear(self, item: Record | Snapshot) -> None:
+        """What the feed takes: each record, or a snapshot where some were missing or the engine is another one."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        if recorder.error:
+            self.stop()
+        elif isinstance(item, Record):
+            recorder.take(item)
+        elif item.seq >= self._seq:
+            recorder.gap(self._seq + 1, item.seq, item)
+        else:
+            self.stop()
+            self._tell("recording ended: the engine is another one now", True)
+        self._seq = item.seq

@@ -1,0 +1,133 @@
+"""Time travel: which of the kept records is shown, and how far a recording is played. The feed goes on meanwhile."""
+
+from __future__ import annotations
+
+from tui.feed import Feed
+from tui.operator import Tell
+from tui.player import MAX_SPEED, MIN_SPEED
+from tui.session import Session
+from tui.view import Past, View
+
+
+class Scrub:
+    """`seq` None: the newest. Otherwise the screen shows the state after that record, which the feed's tape has kept.
+
+    A recording stands still meanwhile: what is newer than the newest is read from its file.
+    """
+
+    def __init__(self, session: Session, tell: Tell) -> None:
+        self.seq: int | None = None
+        self._session = session
+        self._tell = tell
+        self._view: View | None = None  # of `seq`
+
+    @property
+    def view(self) -> View | None:
+        """What is to be drawn; None before the first snapshot."""
+        feed = self._session.feed
+        if feed is None or feed.fold is None:
+            return None
+        if self.seq is not None and self._view is None:
+            self._view = feed.view(self.seq)
+        return self._view if self.seq is not None and self._view is not None else feed.view()
+
+    @property
+    def past(self) -> Past | None:
+        """Where the shown record lies among those kept; None while the newest is shown."""
+        feed = self._session.feed
+        if self.seq is None or feed is None or feed.fold is None or self._view is None:
+            return None
+        first, last = min(feed.tape.first, self.seq), max(feed.fold.seq, self.seq)
+        return Past(first, last, self.seq, max(0.0, feed.fold.time - self._view.now))
+
+    def pause(self) -> None:
+        """Hold the picture, or go back to the newest one; a recording stops and goes on."""
+        feed, player = self._known(), self._session.player
+        if feed is None:
+            return
+        if player is not None:
+            held = self.seq is not None or not player.playing
+            self.release()
+            (player.resume if held else player.pause)()
+        elif self.seq is None:
+            self._show(feed, self._newest(feed))
+        else:
+            self.release()
+
+    def release(self) -> None:
+        """Go on with the newest."""
+        self.seq = self._view = None
+
+    def by(self, records: int) -> None:
+        """Some records back or on; freezes a live screen."""
+        feed = self._known()
+        if feed is not None:
+            self.to((self._newest(feed) if self.seq is None else self.seq) + records)
+
+    def to(self, seq: int, exactly: bool = False) -> None:
+        """The kept record that is nearest to `seq`; of a recording also one that was not played yet.
+
+        `exactly`: tell where that is another one.
+        """
+        feed, player = self._known(), self._session.player
+        if feed is None:
+            return
+        if player is not None:
+            player.pause()
+            if seq >= self._newest(feed):
+                self.release()
+                player.seek(seq)
+                return
+        self._show(feed, feed.tape.nearest(seq))
+        if exactly and self.seq != seq:
+            self._tell(f"step {seq:,} is not kept: this is the nearest", True)
+
+    def event(self, on: bool) -> None:
+        """To the next event or to the one before, and say what it is."""
+        feed, player = self._known(), self._session.player
+        if feed is None:
+            return
+        seq = self._newest(feed) if self.seq is None else self.seq
+        found = feed.tape.event_after(seq) if on else feed.tape.event_before(seq)
+        if found is not None:
+            self._show(feed, found[0])
+            self._tell(f"step {found[0]:,}: {found[1]}", False)
+            return
+        further = player.next_event() if on and player is not None else None
+        if further is None:
+            self._tell(f"no event is known {'after' if on else 'before'} this", True)
+        else:
+            self.to(further)
+            self._tell(f"step {further:,}", False)
+
+    def goto(self, text: str) -> None:
+        """To a step that a person has named."""
+        digits = text.strip().replace(",", "")
+        if digits.isascii() and digits.isdecimal() and len(digits) < 19:
+            self.to(int(digits), exactly=True)
+        else:
+            self._tell(f"a step is a whole number, not {text[:40]!r}", True)
+
+    def faster(self, times: float) -> None:
+        """Play a recording faster or slower."""
+        player = self._session.player
+        if player is None:
+            self._tell("only a recording has a speed; a replay's is in 6", True)
+            return
+        player.speed = min(MAX_SPEED, max(MIN_SPEED, player.speed * times))
+        self._tell(f"{player.speed:g} times as fast as recorded", False)
+
+    def _known(self) -> Feed | None:
+        feed = self._session.feed
+        if feed is None or feed.fold is None:
+            self._tell("there is nothing to pause yet", True)
+            return None
+        return feed
+
+    @staticmethod
+    def _newest(feed: Feed) -> int:
+        assert feed.fold is not None
+        return feed.fold.seq
+
+    def _show(self, feed: Feed, seq: int) -> None:
+        self.seq, self._view = seq, feed.view(seq)
