@@ -33,8 +33,8 @@ def lit(view: View, focus: Focus) -> Lit | None:
     """What is selected: in front of the sharing panel its run, else the request, if it holds anything."""
     node = focus.sharing.node
     if focus.panel == "sharing" and node is not None and 0 <= node < len(view.blocks):
-        path = chain(view, node)
-        tables = _tables_with(view, node, len(path) - 1)
+        tables = _tables_with(view, node)
+        path = _prefix(view, node, tables)
         own = np.unique(np.concatenate([_array(table) for table in tables])) if tables else _array(())
         return Lit(path, np.setdiff1d(own, path, assume_unique=True), len(tables))
     state = view.requests.get(focus.request) if focus.request is not None else None
@@ -44,13 +44,22 @@ def lit(view: View, focus: Focus) -> Lit | None:
 
 
 def chain(view: View, node: int) -> Ints:
-    """The blocks of a prefix from its first to `node`, as far back as is known."""
-    parent, free = view.blocks.parent, view.blocks.state == 0
+    """The blocks of a prefix from its first to `node`: of a table that holds it, else as far back as can be known."""
+    return _prefix(view, node, _tables_with(view, node))
+
+
+def _prefix(view: View, node: int, tables: list[tuple[int, ...]]) -> Ints:
+    return _array(tables[0][: tables[0].index(node) + 1] if tables else _seen_before(view, node))
+
+
+def _seen_before(view: View, node: int) -> list[int]:
+    """A block and those it went on from in a table, the first first, while they still hold what they did."""
+    parent, hashed = view.blocks.parent, view.blocks.hashed
     back, seen = [node], {node}
-    while (before := int(parent[back[-1]])) != UNKNOWN and before not in seen and not free[before]:
+    while (before := int(parent[back[-1]])) != UNKNOWN and before not in seen and hashed[before]:
         back.append(before)
         seen.add(before)
-    return _array(back[::-1])
+    return back[::-1]
 
 
 def owners(view: View, block: int) -> list[tuple[str, int]]:
@@ -76,9 +85,12 @@ def steps(path: Ints, row_blocks: int) -> tuple[Ints, Ints]:
     return way, np.where(begins, np.cumsum(begins), 0)
 
 
-def _tables_with(view: View, block: int, index: int) -> list[tuple[int, ...]]:
-    """The block tables that contain a block, most likely at `index`."""
+def _tables_with(view: View, block: int) -> list[tuple[int, ...]]:
+    """The block tables that contain a block; they have it at one index, which is tried first where it is known."""
     held = int(view.blocks.references[block])
+    if not held:
+        return []
+    index = len(_seen_before(view, block)) - 1
     tables = [state.table for state in view.requests.values()]
     there = [table for table in tables if index < len(table) and table[index] == block]
     return there if len(there) == held else [table for table in tables if block in table]

@@ -263,6 +263,17 @@ def test_a_prefix_is_lit_with_all_its_sharers(busy):
     assert words in text_of(lines[-1])
 
 
+def test_a_cached_prefix_goes_back_as_far_as_it_is_known(busy):
+    view = replace(busy.view, blocks=busy.view.blocks.copy(), requests={})
+    table = max((state.table for state in busy.view.requests.values()), key=len)[:40]
+    view.blocks.references[list(table)], view.blocks.state[list(table)] = 0, CACHED
+    assert tuple(chain(view, table[-1]).tolist()) == table
+    view.blocks.hashed[table[20]] = False  # it has been evicted
+    assert tuple(chain(view, table[-1]).tolist()) == table[21:]
+    lines = drawn(replace(busy, view=view, focus=Focus(panel="sharing", sharing=SharingFocus(node=table[-1]))), 80, 12)
+    assert "prefix of 19 blocks, held by nobody now" in lines[-1]
+
+
 def test_the_cursor_is_told_in_the_border(busy):
     view = busy.view
     shared = int(view.blocks.references.argmax())

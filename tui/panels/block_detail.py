@@ -7,7 +7,7 @@ from math import isnan
 
 from engine.protocol import Record
 from tui import figures, map_paths
-from tui.block_columns import NAMES, UNKNOWN
+from tui.block_columns import NAMES
 from tui.cells import HOLE, states
 from tui.look import Look
 from tui.panels.line import Line, clean, short_id
@@ -109,10 +109,9 @@ def _hash(view: View, block: int, known: str | None) -> str:
 
 def _chain(view: View, block: int, look: Look) -> str:
     """The blocks before it in the tables that hold or held it, the nearest last."""
-    if int(view.blocks.parent[block]) == UNKNOWN:
-        begins = any(index == 0 for _, index in map_paths.owners(view, block))
-        return "nothing: a table begins with it" if begins else "not known"
     before = map_paths.chain(view, block)[:-1].tolist()
+    if not before:
+        return "nothing: a table begins with it" if view.blocks.references[block] else "not known"
     named = f" {look.glyphs.arrow} ".join(f"{one:,}" for one in before[-_CHAIN:])
     return named if len(before) <= _CHAIN else f"{figures.plural(len(before), 'block')}, the last {_CHAIN}: {named}"
 
