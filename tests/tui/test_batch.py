@@ -1,4 +1,4 @@
-"""The batch timeline shows what the records say, cell by cell; keys and the mouse walk it; a step is told in full."""
+"""The batch timeline shows what the records say, cell by cell, and counts what there is no room for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from engine.protocol import Control, Parts, Queue, Wait
 from tui import figures, scene
 from tui.focus import BatchFocus
-from tui.history import step_seconds
 from tui.look import ASCII, UNICODE, Look
-from tui.panels import batch, stays, timeline
+from tui.panels import stays, timeline
 from tui.panels.batch_plan import plan
 from tui.panels.line import length, text_of
 from tui.panels.waits import reason
@@ -47,14 +46,6 @@ def focused(frame, **batch_focus):
 def expanded(frame, **batch_focus):
     frame = focused(frame, **batch_focus)
     return replace(frame, focus=frame.focus.but(expanded=True))
-
-
-def pressed(frame, *keys, width=80, height=20):
-    for key in keys:
-        focus = batch.press(frame, key, width, height)
-        assert focus is not None, key
-        frame = replace(frame, focus=focus)
-    return frame
 
 
 @pytest.fixture(scope="module")
@@ -313,121 +304,6 @@ def test_more_is_told_when_there_is_room(busy):
         assert line[:44].split() == [state.request.removeprefix("chatcmpl-"), stays.doing(state), *wanted]
 
 
-def test_the_cursor_walks_and_says_where_it_is(busy):
-    seqs = [step.seq for step in busy.view.steps]
-    frame = focused(busy)
-    assert batch.press(frame, "right", 80, 20).batch.step is None
-    frame = pressed(frame, "left")
-    assert frame.focus.batch.step == seqs[-1]
-    frame = pressed(frame, "left", "left", "left", "right")
-    assert frame.focus.batch.step == seqs[-3]
-    assert pressed(frame, "right", "right", "right").focus.batch.step is None
-    assert pressed(frame, "home").focus.batch.step == seqs[0]
-    assert pressed(frame, "home", "left").focus.batch.step == seqs[0]
-    assert pressed(frame, "home", "end").focus.batch.step is None
-    assert pressed(frame, "enter").focus.inspecting
-
-
-@pytest.mark.parametrize("look", [LOOK, Look(ASCII, MONO)])
-@pytest.mark.parametrize("zoom", [0, 1])
-def test_the_step_under_the_cursor_is_marked_and_told(busy, look, zoom):
-    steps = busy.view.steps
-    for step in (steps[0], steps[70], steps[-5], steps[-1]):
-        frame = focused(busy, step=step.seq, zoom=zoom)
-        planned = plan(frame, busy.view, 100, 20)
-        lines = scene.panel("batch", frame, 100, 20, look)
-        line = text_of(lines[-3])
-        x = line.index(look.glyphs.down_open)
-        assert planned.column(x) == planned.cursor
-        assert step in planned.shown[planned.cursor].steps
-        assert line[1:].startswith(f" step {step.seq} ")
-        kinds = [cell.kind for cell in step.cells.values()]
-        for kind in set(kinds):
-            assert f"{kinds.count(kind)} {kind}" in line
-        assert f"{step.tokens} of {step.budget} tokens" in line
-        assert f" step {step.seq} {figures.seconds(step_seconds(step.durations))}: " in text_of(lines[-1])
-        marked = [text for text, role in lines[1] if role == "cursor"]
-        assert [len(text) for text in marked] == [1]
-
-
-def test_a_step_that_is_not_kept_is_no_other_one(busy):
-    shown = text("batch", focused(busy, step=0), 100, 20)
-    assert "step 0 is not kept" in shown
-    assert UNICODE.down_open not in shown
-
-
-def test_the_selection_goes_over_lanes_and_the_queue(queued):
-    view = queued.view
-    by_lane = sorted(view.lanes, key=view.lanes.__getitem__)
-    waiting = [state.request for state in view.requests.values() if state.status == "waiting"]
-    frame, seen = focused(queued), []
-    for _ in range(len(by_lane) + len(waiting) + 2):
-        frame = pressed(frame, "down", height=12)
-        seen.append(frame.focus.request)
-        row = next(line for line in inside(frame, 80, 12) if line[0] == UNICODE.right)
-        assert row[1:].startswith(frame.focus.request[-4:])
-    names = [*by_lane, *waiting]
-    assert seen == [*names, names[-1], names[-1]]
-    assert pressed(frame, "up", height=12).focus.request == names[-2]
-    page = plan(frame, view, 80, 12).drawn
-    assert pressed(frame, "pageup", height=12).focus.request == names[-1 - page]
-    gone = replace(frame, focus=frame.focus.but(request="gone", batch=BatchFocus()))
-    assert pressed(gone, "down", height=12).focus.request == names[0]
-
-
-def test_a_click_selects_the_step_and_the_request_under_it(busy, queued):
-    for frame, width, height in ((busy, 80, 20), (queued, 120, 40), (busy, 40, 9), (busy, 24, 5)):
-        planned = plan(frame, frame.view, width, height)
-        for y in range(1, height - 1):
-            for x in range(1, width - 1, 3):
-                focus = batch.point(frame, x, y, width, height)
-                row = planned.row(y)
-                assert focus.request == (row.request if row and row.request else None)
-                index = x - 1 - planned.label - planned.blank
-                if index < 0:
-                    assert focus.batch.step is None
-                elif planned.shown[index].steps:
-                    assert focus.batch.step == planned.shown[index].steps[-1].seq
-                assert focus.panel == "batch"
-
-
-def test_the_same_click_again_lets_the_step_go(busy):
-    focus = batch.point(busy, 70, 3, 80, 20)
-    again = batch.point(replace(busy, focus=focus), 70, 3, 80, 20)
-    assert (focus.batch.step is None, again.batch.step) == (False, None)
-
-
-def test_the_mouse_over_a_step_shows_it_until_the_mouse_goes(busy):
-    over = batch.hover(busy, 70, 3, 80, 20)
-    frame = replace(busy, focus=over)
-    assert over.batch.step == batch.point(busy, 70, 3, 80, 20).batch.step
-    assert batch.hover(frame, 70, 4, 80, 20) is None
-    assert batch.hover(frame, 2, 4, 80, 20).batch == BatchFocus()
-    assert batch.hover(frame, -1, -1, 80, 20).batch == BatchFocus()
-    chosen = batch.point(frame, 70, 4, 80, 20)
-    assert chosen.batch.step == over.batch.step
-    assert batch.hover(replace(busy, focus=chosen), 60, 4, 80, 20) is None
-
-
-def test_the_wheel_scrolls_and_the_selection_stays(busy):
-    frame = replace(busy, focus=busy.focus.but(panel="batch", request=min(busy.view.lanes, key=busy.view.lanes.get)))
-    first = inside(frame, 80, 12)
-    down = replace(frame, focus=batch.wheel(frame, 5, 5, False, 80, 12))
-    assert down.focus.request == frame.focus.request
-    assert inside(down, 80, 12)[0] == first[3]
-    assert inside(replace(down, focus=batch.wheel(down, 5, 5, True, 80, 12)), 80, 12) == first
-    assert batch.wheel(frame, 5, 5, True, 80, 12) is None
-
-
-def test_zoom_has_ends(busy):
-    frame = focused(busy)
-    assert batch.press(frame, "plus", 80, 20) is None
-    frame = pressed(frame, *["minus"] * batch.MAX_ZOOM)
-    assert frame.focus.batch.zoom == batch.MAX_ZOOM
-    assert batch.press(frame, "minus", 80, 20) is None
-    assert pressed(frame, *["plus"] * batch.MAX_ZOOM).focus.batch.zoom == 0
-
-
 def test_it_fits_every_size(frames, busy, queued):
     for frame in (frames[0], frames[2], busy, queued, replace(busy, view=None)):
         for width in (24, 25, 31, 36, 43, 62, 80, 91, 120, 200, 400):
@@ -446,95 +322,3 @@ def test_bars_are_the_shares_rounded_up():
     assert [text_of(line) for line in lines] == ["   ▃█", "▁▂███"]
     one = timeline.bars([*steps, timeline.Column(())], [*shares, 0.0], 1, UNICODE, "text")
     assert text_of(one[0]) == "▁▂▅▆█" + UNICODE.switch
-
-
-# --- one step in full
-
-
-def told(frame, record, width=100):
-    title, lines = batch.detail(
-        replace(frame, step=record, focus=frame.focus.but(batch=BatchFocus(step=0))), width, LOOK
-    )
-    assert title == f"step {record.seq:,}"
-    return "\n".join(text_of(line) for line in lines)
-
-
-def entry(shown, name):
-    return next(line[13:] for line in shown.splitlines() if line[1:].startswith(f"{name} "))
-
-
-def test_a_step_is_told_with_every_figure_of_its_record(busy, recording):
-    for record in recording[1:]:
-        shown = told(busy, record)
-        tokens = sum(row.tokens for row in record.rows)
-        budget = record.control.max_num_batched_tokens
-        share = figures.percent(tokens / budget)
-        assert entry(shown, "budget") == f"{tokens:,} of {budget:,} tokens, {share}"
-        assert entry(shown, "rows") == f"{len(record.rows)} of {record.control.max_num_seqs}"
-        assert entry(shown, "modes") == f"{record.control.batching}, {record.control.allocation}"
-        for kind in ("prefill", "decode", "fork", "held"):
-            rows = [row for row in record.rows if row.kind == kind]
-            sums = [len(rows), *(sum(getattr(r, f) for r in rows) for f in ("tokens", "sampled", "context", "cached"))]
-            found = re.search(rf"^ {kind} +(\d.*)$", shown, re.M)
-            assert (found[1].split() if found else None) == ([f"{value:,}" for value in sums] if rows else None)
-        whole = step_seconds(record.durations)
-        for name in ("schedule", "prepare", "forward", "sample", "publish"):
-            spent = getattr(record.durations, name)
-            if whole:
-                found = re.search(rf"  {name} +([\d.,]+) ms +(\d+) %", shown)
-                assert found.groups() == (f"{spent * 1000:,.1f}", f"{100 * spent / whole:.0f}")
-        assert ("transfer" in shown) == bool(record.durations.transfer)
-        counts = {state: sum(block.state == state for block in record.blocks) for state in ("full", "shared", "cached")}
-        changed = shown[shown.index(" changed to") : shown.index(" pool now")]
-        for state, count in counts.items():
-            assert (f"{count:,} {state}" in changed) == bool(count)
-        assert f"{record.pool.filling:,} filling" in shown[shown.index(" pool now") :]
-        assert entry(shown, "queue").startswith(figures.plural(record.queue.length, "request"))
-        for copy in record.copies[:64]:
-            assert f"block {copy.source:,} → {copy.target:,}, {figures.plural(copy.tokens, 'token')}" in shown
-
-
-def test_who_joined_left_and_was_preempted_is_told_with_why(busy, recording):
-    seen = set()
-    for record in recording[1:]:
-        shown = " ".join(told(busy, record, 300).split())
-        for joined in record.joined:
-            name = joined.request.removeprefix("chatcmpl-")
-            words = f"{joined.cached_tokens:,} of {joined.looked_up_tokens:,} tokens looked up were cached"
-            if joined.parent:
-                words = f"forked off {joined.parent.removeprefix('chatcmpl-')}, shares {joined.shared_tokens:,} tokens"
-            assert f"{name} {'resumed, ' if joined.resumed else ''}{words}" in shown
-            seen.add("fork" if joined.parent else "join")
-        for lost in record.preempted:
-            expected = f"{figures.seconds(lost.recompute_seconds)}, by swap {figures.seconds(lost.swap_seconds)}"
-            assert f"by {lost.by}" in shown
-            assert f"{lost.lost_tokens:,} tokens; expected by recompute {expected}" in shown
-            seen.add(lost.by)
-        for left in (*record.left, *record.held):
-            assert f"{left.request.removeprefix('chatcmpl-')} {left.reason}" in shown
-            seen.add("left")
-        if record.released:
-            assert f"{record.released[0].removeprefix('chatcmpl-')} its static batch has ended" in shown
-    assert seen == {"fork", "join", "swap", "recompute", "left"}
-
-
-def test_parts_are_told_where_they_were_measured(busy, recording):
-    assert "gate_up" not in told(busy, recording[-1])
-    measured = msgspec.structs.replace(recording[-1], parts=PARTS)
-    assert re.search(r"gate_up +16\.0 ms +33 %", told(busy, measured))
-
-
-def test_a_record_that_is_gone_says_so(busy):
-    frame = focused(busy, step=3)
-    title, lines = batch.detail(frame, 80, LOOK)
-    assert (title, text_of(lines[0])) == ("step 3", " record 3 is not kept any more")
-    assert batch.detail(focused(busy), 80, LOOK)[0] == f"step {busy.view.record.seq}"
-
-
-def test_details_fit_narrow_overlays(busy, recording):
-    for record in recording[150:]:
-        for width in (30, 60):
-            frame = replace(busy, step=record)
-            title, lines = batch.detail(frame, width, LOOK)
-            assert title
-            assert all(length(line) <= 3 * width for line in lines)
