@@ -12,6 +12,7 @@ from typing import Literal
 from engine.protocol import RequestState
 from tui import figures
 from tui.history import Step, step_seconds
+from tui.panels import timeline
 from tui.panels.line import short_id
 from tui.view import View
 
@@ -45,10 +46,9 @@ def preempted_since(view: View, requests: Iterable[str]) -> dict[str, float]:
     for step in reversed(view.steps):
         if not left:
             break
-        for cell in step.cells.values():
-            if cell.end in ("preempted", "swapped") and cell.request in left:
-                found[cell.request] = step.time
-                left.discard(cell.request)
+        for request in left.intersection(timeline.facts(step).preempted):
+            found[request] = step.time
+            left.discard(request)
     return found
 
 

@@ -56,10 +56,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Rows of a step by kind, and how many lanes reach down to its last one."""
+    """Rows of a step by kind, how many lanes reach down to its last one, and who was preempted after it."""
 
     kinds: Counter[RowKind]
     lanes: int
+    preempted: tuple[str, ...]
 
 
 # What was found out about steps, which never change: by the identities of the steps, which are kept with it.
@@ -82,8 +83,9 @@ def facts(step: Step) -> Facts:
     known = _facts.get(id(step))
     if known is None or known[0] is not step:
         lanes = step.cells.lanes
-        cells = map(step.cells.get, range(lanes))
-        known = step, Facts(Counter(cell.kind for cell in cells if cell is not None), lanes)
+        cells = [cell for cell in map(step.cells.get, range(lanes)) if cell is not None]
+        preempted = tuple(cell.request for cell in cells if cell.end in ("preempted", "swapped"))
+        known = step, Facts(Counter(cell.kind for cell in cells), lanes, preempted)
         _keep(_facts, id(step), known)
     return known[1]
 
