@@ -173,26 +173,25 @@ def _join_at_once(facts: _Facts) -> Found:
 
 
 def _fewer_rows(facts: _Facts) -> Found:
-    """More requests run than the pool holds to their ends: they are preempted, and their work is done again."""
+    """More requests run than the pool holds to their ends: much of the work is done again after preemptions."""
     window, control = facts.window, facts.control
     lost = sum(preempted.lost_tokens for preempted in window.preempted)
     count, mean = len(window.preempted), sum(facts.rows) / len(facts.rows)
-    rows = max(1, int(mean * 0.8))
-    if count < max(LEAST_REQUESTS, len(window.ended) / 4) or rows >= control.max_num_seqs:
+    rows, again = max(1, int(mean * 0.9)), lost / max(1.0, window.budget_used)
+    if count < LEAST_REQUESTS or again < 0.2 or rows >= control.max_num_seqs:
         return None
-    swapped = sum(preempted.swapped_blocks for preempted in window.preempted)
-    cost = f"{lost:,} tokens lost" if lost else f"{swapped:,} blocks moved out"
-    return min(1.0, 0.3 + lost / max(1.0, window.budget_used)), Suggestion(
+    times = f"{count:,} preemptions in {facts.seconds}"
+    return min(1.0, again), Suggestion(
         {"max_num_seqs": rows},
-        f"{count:,} preemptions in {facts.seconds}, {cost}: let {rows:,} run at once instead of {mean:.0f}",
+        f"{times} threw {lost:,} tokens away, {figures.percent(again)} of all that were computed: let {rows:,} run at "
+        f"once instead of {mean:.0f}",
         (
-            f"{count:,} preemptions in {facts.seconds}, in which {len(window.ended):,} requests ended: {lost:,} tokens "
-            f"lost, {swapped:,} blocks moved to host memory",
-            f"{mean:.1f} rows a step, mean of the last {len(facts.steps):,} steps; the limit is now "
-            f"{control.max_num_seqs:,}",
+            f"{times}, in which {len(window.ended):,} requests ended: {lost:,} tokens lost of "
+            f"{round(window.budget_used):,} computed",
+            f"{mean:.1f} rows a step, mean of the last {len(facts.steps):,}; the limit is {control.max_num_seqs:,}",
             facts.held(),
         ),
-        "what runs fits to its end: fewer preemptions, steadier TPOT",
+        "what runs fits to its end: fewer preemptions, less work done again",
     )
 
 
@@ -274,16 +273,16 @@ def _larger_budget(facts: _Facts) -> Found:
 
 
 def _smaller_chunks(facts: _Facts) -> Found:
-    """Steps that prefill hold decodes up."""
+    """Steps that prefill take long, and the decodes in them with it."""
     window, control = facts.window, facts.control
-    median, slow = quantile(window.tpot, 0.5), quantile(window.tpot, 0.99)
     prefills = [step for step in facts.steps if step.tokens > len(step.cells)]
     busy = [step_seconds(step.durations) for step in prefills]
     light = [step_seconds(step.durations) for step in facts.steps if step.tokens == len(step.cells)]
-    if median is None or slow is None or len(window.tpot) < 2 * LEAST_REQUESTS or min(len(busy), len(light)) < 5:
+    if min(len(busy), len(light)) < LEAST_REQUESTS:
         return None
+    decodes = sum(cell.kind == "decode" for step in prefills for cell in step.cells.values()) / len(busy)
     with_prefill, without = sum(busy) / len(busy), sum(light) / len(light)
-    if slow < 1.5 * median or with_prefill < 1.5 * without:
+    if with_prefill < 3 * without or decodes < 1:
         return None
     changes: dict[Field, Any] = {"chunked_prefill": True}
     what = "cut prompts into chunks"
@@ -295,15 +294,18 @@ def _smaller_chunks(facts: _Facts) -> Found:
             return None  # prompts are not cut, or no longer than that
         changes, what = {"max_prefill_chunk": smaller}, f"chunks of {smaller:,} instead of {chunk:,}"
     times = f"{figures.seconds(with_prefill)} a step with prefill, {figures.seconds(without)} without"
-    return min(1.0, 0.3 * slow / median), Suggestion(
+    evidence = [
+        f"{times}: {len(busy):,} and {len(light):,} of the last {len(facts.steps):,} steps",
+        f"{decodes:.1f} decodes in a step with prefill, mean of {len(busy):,}",
+    ]
+    if len(window.tpot) >= LEAST_REQUESTS:
+        half, slow = (figures.seconds(quantile(window.tpot, q)) for q in (0.5, 0.99))
+        evidence.append(f"TPOT p50 {half}, p99 {slow} of {len(window.tpot):,} requests that ended in {facts.seconds}")
+    return min(1.0, 0.05 * with_prefill / without), Suggestion(
         changes,
-        f"TPOT p99 {figures.seconds(slow)} against p50 {figures.seconds(median)}, {times}: {what}",
-        (
-            f"TPOT p50 {figures.seconds(median)}, p99 {figures.seconds(slow)} of {len(window.tpot):,} requests that "
-            f"ended in {facts.seconds}",
-            f"{times}: {len(busy):,} and {len(light):,} of the last {len(facts.steps):,} steps",
-        ),
-        "decodes wait less for prompts: less TPOT at p99; prompts take more steps",
+        f"{times}, and {decodes:.0f} answers stop meanwhile: {what}",
+        tuple(evidence),
+        "answers stop for less long while prompts are computed; prompts take more steps",
     )
 
 
@@ -332,9 +334,12 @@ def _cache_again(facts: _Facts) -> Found:
 
 
 def _short_ones_first(facts: _Facts) -> Found:
-    """Long queues of prompts of very different lengths."""
+    """Memory is short, and the prompts that wait for it are of very different lengths."""
     window = facts.window
-    if facts.control.scheduling_policy != "fcfs" or facts.waiting_share < 0.8:
+    share, occupancy = window.budget_share, window.occupancy
+    if facts.control.scheduling_policy != "fcfs" or share is None or occupancy is None:
+        return None
+    if facts.waiting_share < 0.8 or occupancy < 0.7 or share > 0.8 or facts.full_share > 0.5:
         return None
     prompts = [state.num_tokens for state in facts.view.requests.values() if state.status == "waiting"]
     short, long = quantile(prompts, 0.1), quantile(prompts, 0.9)
@@ -351,6 +356,7 @@ def _short_ones_first(facts: _Facts) -> Found:
             f"TTFT p50 {figures.seconds(wait)} of {len(window.ttft):,} first tokens in {facts.seconds}",
             f"{len(prompts):,} prompts wait: p10 {short:,.0f}, p90 {long:,.0f} tokens",
             facts.waited(),
+            facts.held(),
         ),
         "most wait less: less TTFT at p50; long prompts wait up to the longest wait more",
     )
