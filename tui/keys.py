@@ -39,7 +39,7 @@ GLOBAL: tuple[GlobalKey, ...] = (
     GlobalKey("e", "e", "expand", "the panel in front large, and back", "screen", "expand"),
     GlobalKey("i", "i", "inspect", "tell what is selected", "screen", "inspect"),
     GlobalKey("escape", "esc", "back", "back: overlay, large, selected, pause", "screen"),
-    GlobalKey("slash", "/", "filter", "filter the requests", "screen", "filter"),
+    GlobalKey("slash", "/", "filter", "show only some requests", "screen", "filter"),
     GlobalKey("T", "T", "theme", "the next theme", "screen"),
     GlobalKey("left_parenthesis", "(", "frames(0.5)", "fewer frames a second", "screen"),
     GlobalKey("right_parenthesis", ")", "frames(2.0)", "more frames a second", "screen"),

@@ -119,6 +119,8 @@ async def play_once(path: Path, step: int | None, json: bool, size: tuple[int, i
             await asyncio.sleep(0.01)
         if player.ended and not player.complete:
             print(f"paged-top play: {player.note}", file=sys.stderr)
+        if step is not None and player.position.seq != step:
+            print(f"paged-top play: step {step:,} is not in it: this is {player.position.seq:,}", file=sys.stderr)
         assert session.feed is not None
         assert session.feed.fold is not None
         if json:

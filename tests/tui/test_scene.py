@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from tui import scene
+from tui.block_columns import BlockColumns
 from tui.look import Look
 from tui.panels.line import length, text_of
 from tui.view import Frame, Link, Status
 
 
+@pytest.fixture(scope="module")
+def empty(recording, fold, frame):
+    """A frame over a pool of some blocks, none of them held."""
+
+    def make(blocks):
+        if not blocks:
+            return Frame(Status(Link("connecting")), None)
+        shown = frame(fold(recording))
+        return replace(shown, view=replace(shown.view, blocks=BlockColumns(blocks)))
+
+    return make
+
+
 @pytest.mark.parametrize("blocks", [0, 100, 1456, 1_000_000])
-def test_places_tile_every_size(blocks):
+def test_places_tile_every_size(blocks, empty):
+    frame = empty(blocks)
     for width in range(40, 260, 7):
         for height in range(12, 90, 5):
             taken = {}
-            for place in scene.arrange(width, height, blocks):
+            for place in scene.arrange(width, height, frame):
                 for y in range(place.y, place.y + place.height):
                     row = taken.setdefault(y, [])
                     row.append((place.x, place.x + place.width))
@@ -29,10 +45,12 @@ def test_places_tile_every_size(blocks):
                 assert all(a[1] == b[0] for a, b in pairwise(edges))
 
 
-def test_panels_give_way_in_order():
+def test_panels_give_way_in_order(empty):
     def names(width, height):
-        return {place.name.split("-")[0] for place in scene.arrange(width, height, 1456)} - {"header", "footer"}
+        places = scene.arrange(width, height, empty(1456))
+        return {place.name.split("-")[0] for place in places} - {"header", "footer"}
 
+    assert names(200, 48) == {"blocks", "batch", "sharing", "waste", "speed", "requests"}
     assert names(160, 48) == names(80, 24) == {"blocks", "batch", "sharing", "waste", "speed"}
     assert names(70, 20) == {"blocks", "batch", "sharing"}
     assert names(50, 18) == {"blocks", "batch"}

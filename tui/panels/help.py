@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tui import controls
 from tui.keys import GLOBAL, GlobalKey
 from tui.look import Look
+from tui.panels import block_map
 from tui.panels.line import Line, box, fit
 from tui.panels.modules import MODULES, TITLES
 from tui.view import Frame
@@ -26,7 +27,7 @@ def lines(frame: Frame, width: int, look: Look) -> list[Line]:
             continue
         keys = [key for key in GLOBAL if key.group == group and (frame.status.playing or not key.replays)]
         sections.append(_section(name, [(key.shown, _does(key)) for key in keys]))
-    sections += [_glyphs("the map", _map(look)), _glyphs("the batch", _batch(look)), _notes(look)]
+    sections += [_glyphs("the map", block_map.legend(look)), _glyphs("the batch", _batch(look)), _notes(look)]
     columns = max(1, width // _COLUMN)
     return _columns(sections, columns, width // columns)
 
@@ -54,23 +55,6 @@ def _section(title: str, keys: Sequence[tuple[str, str]]) -> list[Line]:
 
 def _glyphs(title: str, entries: Sequence[tuple[str, str, str]]) -> list[Line]:
     return [[(f" {title}", "title")], *([(f" {glyph:<10} ", role), (means, "text")] for glyph, role, means in entries)]
-
-
-def _map(look: Look) -> list[tuple[str, str, str]]:
-    glyphs = look.glyphs
-    return [
-        (glyphs.free, "free", "free: nobody holds it"),
-        (glyphs.reserved, "reserved", "reserved: no slot filled yet"),
-        (glyphs.fills[:7], "text", "filling: height is its slots"),
-        (glyphs.fills[7], "text", "full: held by one request"),
-        ("2-9" if glyphs.ascii else f"{glyphs.shared} 2-9", "shared", "shared: held by several"),
-        (glyphs.cached, "cached", "cached: findable, evictable"),
-        (glyphs.hole, "hole", "free, but no reservation fits"),
-        (glyphs.taken, "changed", "taken just now"),
-        (glyphs.released, "changed", "let go of just now"),
-        (glyphs.source, "copied", "copied just now: the original"),
-        (glyphs.target, "copied", "copied just now: the copy"),
-    ]
 
 
 def _batch(look: Look) -> list[tuple[str, str, str]]:

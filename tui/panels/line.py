@@ -28,7 +28,7 @@ def short_id(request: str, width: int) -> str:
 
 
 def length(line: Iterable[Span]) -> int:
-    return sum(len(text) for text, _ in line)
+    return sum([len(text) for text, _ in line])
 
 
 def text_of(line: Iterable[Span]) -> str:
@@ -37,6 +37,8 @@ def text_of(line: Iterable[Span]) -> str:
 
 def fit(line: Sequence[Span], width: int) -> Line:
     """The line cut or padded to exactly `width` cells."""
+    if length(line) == width:  # as most are
+        return list(line)
     out: Line = []
     left = max(0, width)
     for text, role in line:

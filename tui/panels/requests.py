@@ -20,7 +20,6 @@ KEYS: tuple[Key, ...] = (
     Key("enter", "all about it, and its text"),
     Key("< >", "sort by another column"),
     Key("I", "the other way round"),
-    Key("/", "show only some: a part of an id or state"),
     Key("x", "cancel the request"),
     Key("home end", "the first, the last"),
 )

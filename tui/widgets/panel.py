@@ -1,4 +1,4 @@
-"""One panel on the screen. It keeps the lines it shows and repaints only those that changed."""
+"""One panel on the screen. It keeps what it shows, line by line, and makes and paints only the lines that changed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,28 @@ from tui import scene
 from tui.look import Look
 from tui.panels.line import Line, fit, text_of
 from tui.scene import Place
+from tui.themes import THEMES
 from tui.view import Frame
 
 
 @lru_cache(maxsize=1024)
-def _style(definition: str, background: str | None) -> Style:
-    return Style.parse(definition) + Style(bgcolor=background)
+def _style(theme: str, role: str) -> Style:
+    """A role's style, with the theme's background."""
+    return Style.parse(THEMES[theme].style(role)) + Style(bgcolor=THEMES[theme].back)
+
+
+def strip(line: Line, theme: str, width: int) -> Strip:
+    """A line as Textual paints it."""
+    return Strip([Segment(text, _style(theme, role)) for text, role in line if text], width)
 
 
 class Panel(Widget):
-    """Drawn with the Line API from a frame; where it is, its `place` says."""
+    """Drawn with the Line API from a frame; where it is, its `place` says.
 
+    It has no border, padding or text selection, so its finished strips go to the screen as they are.
+    """
+
+    ALLOW_SELECT = False
     DEFAULT_CSS = """
     Panel { position: absolute; width: 1; height: 1; }
     """
@@ -48,6 +59,8 @@ class Panel(Widget):
         self._look = look
         self._place: Place | None = None
         self._lines: list[Line] = []
+        self._strips: list[Strip] = []
+        self._strips_width = 0
         self._hovered: tuple[int, int] | None = None
 
     def put(self, place: Place | None) -> None:
@@ -66,19 +79,18 @@ class Panel(Widget):
         place = self._place
         if place is None:
             return
-        new = scene.panel(place.name, frame, place.width, place.height, look)
-        old, self._lines = self._lines, new
-        if look != self._look:
-            self._look = look
-            self.refresh()
-            return
-        changed = [
-            Region(0, y, place.width, 1)
-            for y in range(max(len(old), len(new)))
-            if y >= len(old) or y >= len(new) or old[y] != new[y]
-        ]
+        width, height, theme = place.width, place.height, look.theme.name
+        lines = [fit(line, width) for line in scene.panel(place.name, frame, width, height, look)[:height]]
+        lines += [fit([], width)] * (height - len(lines))
+        old, again = self._lines, look != self._look or len(self._lines) != len(lines) or self._strips_width != width
+        changed = [y for y, line in enumerate(lines) if again or old[y] != line]
+        if again:
+            self._strips = [Strip.blank(width)] * height
+        for y in changed:
+            self._strips[y] = strip(lines[y], theme, width)
+        self._look, self._lines, self._strips_width = look, lines, width
         if changed:
-            self.refresh(*changed)
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
 
     @property
     def text(self) -> str:
@@ -90,11 +102,12 @@ class Panel(Widget):
         return self._lines[y] if y < len(self._lines) else []
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        line = fit(self.line(y), width)
-        look = self._look
-        segments = [Segment(text, _style(look.style(role), look.background)) for text, role in line]
-        return Strip(segments, width)
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a region, without the passes for what this widget has not."""
+        strips = [self.render_line(y) for y in range(crop.y, crop.bottom)]
+        return [strip.crop_extend(crop.x, crop.right, None) for strip in strips]
 
     def on_click(self, event: events.Click) -> None:
         self._pointed("click", event.x, event.y)
@@ -103,6 +116,10 @@ class Panel(Widget):
         if (event.x, event.y) != self._hovered:
             self._hovered = (event.x, event.y)
             self._pointed("hover", event.x, event.y)
+
+    def on_leave(self) -> None:
+        self._hovered = None
+        self._pointed("hover", -1, -1)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._pointed("up", event.x, event.y)
