@@ -15,6 +15,7 @@ from tui.history import Comparison, quantile
 from tui.look import ASCII, UNICODE, Look
 from tui.panels import charts, compare, ledgers, measures
 from tui.panels.line import length, text_of
+from tui.themes import THEMES
 from tui.view import Frame, Link, Status
 
 LOOK = Look()
@@ -373,6 +374,24 @@ def test_every_size_fits(frames, look):
                     assert {length(line) for line in lines} == {width}, (name, width, height)
                     if look.glyphs.ascii:
                         assert all(text_of(line).isascii() for line in lines)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_theme_has_the_roles(frames, theme):
+    look = Look(theme=THEMES[theme])
+    for chart in range(len(measures.CHARTS)):
+        for line in scene.panel("ledgers", chosen(frames[-1], chart), 160, 48, look):
+            assert all(isinstance(look.style(role), str) for _, role in line)
+
+
+def test_without_colours_glyphs_tell_the_parts_apart(frames):
+    """Bars, two kinds of points, letters of parts, and better and worse are all different characters."""
+    for look in (LOOK, Look(ASCII)):
+        glyphs = look.glyphs
+        marks = [glyphs.bars[-1], glyphs.down, glyphs.live, glyphs.switch, glyphs.right, *measures.LETTERS]
+        assert len(set(marks)) == len(marks)
+        assert glyphs.taken != glyphs.released
+        assert not {glyphs.down, glyphs.live, glyphs.switch} & set(glyphs.bars)
 
 
 def test_keys_are_told_for_the_help():

@@ -16,6 +16,7 @@ from tui.look import ASCII, UNICODE, Look
 from tui.panels import sharing, sharing_tree
 from tui.panels.line import length, text_of
 from tui.texts import Texts
+from tui.themes import THEMES
 from tui.view import Frame, Link, Status
 
 LOOK = Look()
@@ -191,6 +192,8 @@ def test_texts_are_shown_where_they_were_read(walked, tree):
     assert "You are k" in row
     assert "You are" in "\n".join(text_of(line) for line in sharing.detail(frame, 60, LOOK)[1])
     assert "You are" not in "\n".join(lines_of(walked, *WIDE))
+    end = replace(frame, texts=Texts(blocks={node.last: text}))
+    assert "  ...You are k" in next(line for line in lines_of(end, *WIDE) if UNICODE.live in line)
     silent = replace(frame, texts=Texts(unknown="a recording holds no text"))
     assert "a recording holds no text" in "\n".join(text_of(line) for line in sharing.detail(silent, 60, LOOK)[1])
 
@@ -238,6 +241,14 @@ def test_nothing_heard_means_no_keys():
     assert sharing.press(blank, "down", 80, 20) is None
     assert sharing.point(blank, 3, 3, 80, 20) is None
     assert sharing.wheel(blank, 3, 3, True, 80, 20) is None
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_theme_has_the_roles(walked, theme):
+    look = Look(theme=THEMES[theme])
+    frame = walk(walked, "down")
+    lines = [*scene.panel("sharing", frame, *WIDE, look), *sharing.detail(frame, 60, look)[1]]
+    assert all(isinstance(look.style(role), str) for line in lines for _, role in line)
 
 
 def test_keys_are_told_for_the_help():

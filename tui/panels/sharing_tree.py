@@ -127,9 +127,12 @@ def _branches(tree: PrefixTree, index: int, look: Look) -> str:
 
 
 def first_text(frame: Frame, node: Node) -> str:
-    """How a run begins, in words; nothing where that was not read."""
-    known = frame.texts.blocks.get(node.blocks[0])
-    return clean("".join(known.texts)) if known else ""
+    """How a run begins, in words, or if only that was read how it ends; nothing where neither was."""
+    blocks = frame.texts.blocks
+    first, last = blocks.get(node.blocks[0]), blocks.get(node.last)
+    if first:
+        return clean("".join(first.texts).replace("\n", " "))
+    return "..." + clean("".join(last.texts).replace("\n", " ")) if last else ""
 
 
 def copied(view: View, inner: int, count: int, look: Look) -> list[Line]:
