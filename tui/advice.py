@@ -70,7 +70,7 @@ class _Facts:
 
     def waited(self) -> str:
         share, steps = figures.percent(self.waiting_share), round(self.window.steps)
-        return f"somebody waited after {share} of {steps:,} steps, {self.queue:,} at the end of {self.seconds}"
+        return f"somebody waited after {share} of {steps:,} steps, {self.queue:,} did at the end of {self.seconds}"
 
     def spent(self) -> str:
         used, budget = round(self.window.budget_used), round(self.window.budget_tokens)
