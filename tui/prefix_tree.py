@@ -20,7 +20,8 @@ from tui.history import Windows
 from tui.view import View
 
 LARGE_POOL = 16_384  # blocks from which on a tree may be older than the view
-LARGE_POOL_AGE = 1.0  # seconds of engine time for which it then serves
+LARGE_POOL_AGE = 1.0  # seconds of engine time for which it then serves, at least
+LARGE_TREE = 100_000  # blocks in it, for each of which many it serves as long again
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -134,20 +135,22 @@ class _Latest:
         self.tree: PrefixTree | None = None
 
     def of(self, view: View) -> PrefixTree:
-        same = self.history is view.history and self.seq <= view.seq
-        age = view.now - self.now
-        serves = self.seq == view.seq or (len(view.blocks) >= LARGE_POOL and 0 <= age < LARGE_POOL_AGE)
-        if self.tree is None or not (same and serves):
+        if self.tree is None or self.history is not view.history or not self._serves(self.tree, view):
             self.tree = build(view)
             self.history, self.seq, self.now = view.history, view.seq, view.now
         return self.tree
+
+    def _serves(self, tree: PrefixTree, view: View) -> bool:
+        if self.seq >= view.seq or len(view.blocks) < LARGE_POOL:
+            return self.seq == view.seq
+        return 0 <= view.now - self.now < LARGE_POOL_AGE * max(1.0, len(tree.blocks) / LARGE_TREE)
 
 
 _latest = _Latest()
 
 
 def tree_of(view: View) -> PrefixTree:
-    """The tree of a view; of a large pool one that is up to a second older, as its `seq` tells."""
+    """The tree of a view; of a large pool one that is a second older or, if it is large, some, as its `seq` tells."""
     return _latest.of(view)
 
 

@@ -286,6 +286,15 @@ def test_a_large_pool_is_read_once_a_second(view_of):
     assert prefix_tree.tree_of(replace(view, seq=5, now=view.now + 0.5)).seq == 5  # back in time
 
 
+def test_a_large_tree_is_read_less_often(view_of, monkeypatch):
+    monkeypatch.setattr(prefix_tree, "LARGE_TREE", 1)
+    view = view_of([[0, 1, 2], [0, 1, 3]], blocks=prefix_tree.LARGE_POOL)
+    tree = prefix_tree.tree_of(view)
+    assert len(tree.blocks) == 2
+    assert prefix_tree.tree_of(replace(view, seq=2, now=view.now + 1.9)) is tree
+    assert prefix_tree.tree_of(replace(view, seq=3, now=view.now + 2.0)).seq == 3
+
+
 def test_a_view_of_another_engine_has_its_own_tree(view_of):
     one, two = view_of([[0, 1], [0, 2]]), view_of([[3, 1], [3, 2], [3, 4]])
     assert prefix_tree.tree_of(one).node(0).blocks == (0,)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from tui import figures
 from tui.block_columns import UNKNOWN
@@ -24,7 +27,7 @@ _INDENT = 16  # cells of a row that its depth takes at most
 class Rows:
     """The nodes that closed ones do not hide, and which of them are on the screen: `top` to `top + count`."""
 
-    nodes: Sequence[int]
+    nodes: npt.NDArray[np.int64]
     selected: int | None  # a place in `nodes`
     top: int
     count: int
@@ -32,9 +35,11 @@ class Rows:
 
 def rows_of(tree: PrefixTree, focus: SharingFocus, count: int) -> Rows:
     """What `count` rows show: from where the focus says, moved so far that the selected node is among them."""
-    nodes = tree.visible(focus.closed).tolist()
-    index = tree.index_of(focus.node)
-    selected = nodes.index(index) if index in nodes else None
+    nodes, index = tree.visible(focus.closed), tree.index_of(focus.node)
+    selected = None
+    if index is not None:
+        at = int(np.searchsorted(nodes, index))
+        selected = at if at < len(nodes) and nodes[at] == index else None
     top = min(focus.top, max(0, len(nodes) - count))
     if focus.follow and selected is not None:
         top = max(min(top, selected), selected - count + 1)
@@ -47,7 +52,7 @@ def lines(frame: Frame, view: View, tree: PrefixTree, inner: int, count: int, lo
     most = int(tree.saved.max()) if len(tree) else 0
     out: list[Line] = []
     for at in range(rows.top, min(len(rows.nodes), rows.top + count)):
-        line = _row(frame, tree, rows.nodes[at], most, at == rows.selected, inner, look)
+        line = _row(frame, tree, int(rows.nodes[at]), most, at == rows.selected, inner, look)
         out.append(line)
     return out
 
@@ -173,7 +178,7 @@ def press(frame: Frame, view: View, key: str, count: int) -> Reaction:
     """Walk the rows, open and close, inspect; `count` rows are on the screen."""
     focus, tree = frame.focus, tree_of(view)
     rows = rows_of(tree, focus.sharing, count)
-    if not rows.nodes:
+    if not len(rows.nodes):
         return None
     at = rows.selected
     moves = {
@@ -188,7 +193,7 @@ def press(frame: Frame, view: View, key: str, count: int) -> Reaction:
         return select(frame, tree, rows, moves[key])
     if at is None:
         at = rows.top
-    node = tree.node(rows.nodes[at])
+    node = tree.node(int(rows.nodes[at]))
     if key == "enter":
         chosen = replace(focus.sharing, node=node.last, top=rows.top, follow=True)
         return focus.but(sharing=chosen, inspecting=True)
@@ -204,10 +209,10 @@ def press(frame: Frame, view: View, key: str, count: int) -> Reaction:
 
 def select(frame: Frame, tree: PrefixTree, rows: Rows, at: int) -> Reaction:
     """The focus with the node in row `at`, or the nearest there is."""
-    if not rows.nodes:
+    if not len(rows.nodes):
         return None
     at = max(0, min(at, len(rows.nodes) - 1))
-    chosen = replace(frame.focus.sharing, node=tree.node(rows.nodes[at]).last, top=rows.top, follow=True)
+    chosen = replace(frame.focus.sharing, node=tree.node(int(rows.nodes[at])).last, top=rows.top, follow=True)
     return frame.focus.but(sharing=replace(chosen, top=rows_of(tree, chosen, rows.count).top))
 
 
