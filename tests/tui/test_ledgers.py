@@ -48,7 +48,8 @@ def test_the_list_is_the_window(frames):
             for chart in measures.CHARTS:
                 measure = chart.measures[0]
                 row = next(line for line in shown if line[2:].startswith(measure.name))
-                assert row[16:30].strip() == measure.show(measure.of(whole))
+                assert row[16:29].strip() == measure.show(measure.of(whole))
+                assert not measure.requests or f" of {measure.requests(whole):,} " in row
             assert f"last {figures.seconds(window)}" in shown[0]
             observed = f"{figures.seconds(whole.observed)} observed, {figures.plural(round(whole.steps), 'step')}"
             assert observed in shown[-1]
@@ -90,7 +91,7 @@ def test_the_large_chart_has_its_figures_and_of_how_many(frames, chart):
     for measure in drawn.measures:
         assert f"{measure.show(measure.of(whole))} {measure.short}" in legend
         if measure.requests:
-            assert f"of {measure.requests(whole)} requests" in legend
+            assert f"  {measure.requests(whole)} requests  " in legend
     if drawn.name == "queue":
         assert f"oldest waits {figures.seconds(view.queue.oldest_age)}" in legend
     if drawn.stacked:
@@ -203,7 +204,7 @@ def test_nothing_measured_is_a_dash(frames):
         row = next(line for line in shown if line[2:].startswith(name))
         if name != "queue":
             assert "—" in row
-    assert "of 0 requests" in shown[1]
+    assert "0 requests" in shown[1]
     assert "nothing was switched yet" in "\n".join(shown)
 
 
@@ -289,6 +290,7 @@ def test_a_unit_is_left_out_only_where_both_have_it(window, before, after, shown
         ((1.0,), (1.8,), "×1.8", -1),
         ((1.0,), (1.01,), "×1.0", 0),
         ((1.0,), (), "—", 0),
+        ((1.0,), (0.0,), "×0", 1),
         ((), (1.0,), "—", 0),
         ((1.0,), (30.0,), "×30", -1),
         ((100.0,), (0.001,), "<×0.001", 1),

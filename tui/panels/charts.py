@@ -171,19 +171,19 @@ def legend(view: View, chart: Chart, whole: Window, width: int, look: Look) -> L
     title: Line = [(f" {chart.name}", "title")]
     parts: list[Line] = []
     counted = chart.measures[0].requests
+    if counted:
+        parts.append([(figures.plural(counted(whole), "request"), "dim")])
     if chart.stacked:
         mean, split = chart.measures[0], shares(whole)
         parts.append([(f"{mean.show(mean.of(whole))} {mean.short}", "value")])
-        for at, part in enumerate(STACK):
+        for at in sorted(range(len(STACK)), key=lambda at: -split[at] if split else at):
             share = figures.percent(split[at] if split else None)
-            parts.append([(f"{LETTERS[at]} ", ROLES[at]), (f"{part} {share}", "text")])
+            parts.append([(f"{LETTERS[at]} ", ROLES[at]), (f"{STACK[at]} {share}", "text")])
     else:
         glyphs = (look.glyphs.bars[-1], look.glyphs.down, look.glyphs.live)
         for glyph, measure in zip(glyphs, chart.measures, strict=False):
             figure = measure.show(measure.of(whole))
             parts.append([(f"{glyph} ", measure.role), (figure, measure.role), (f" {measure.short}", "dim")])
-    if counted:
-        parts.append([(f"of {figures.plural(counted(whole), 'request')}", "dim")])
     if chart.name == "queue" and view.queue.length:
         parts.append([(f"oldest waits {figures.seconds(view.queue.oldest_age)}", "value")])
     needed = length(title) + sum(2 + length(part) for part in parts)

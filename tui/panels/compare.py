@@ -57,7 +57,7 @@ def times(value: float | None, look: Look) -> str:
         return figures.NOT_MEASURED
     if 0 < value < 0.0005:
         return f"<{look.glyphs.hole}0.001"
-    digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2 if value >= 0.0995 else 3
+    digits = 0 if value >= 9.95 or not value else 1 if value >= 0.995 else 2 if value >= 0.0995 else 3
     return f"{look.glyphs.hole}{value:,.{digits}f}"
 
 

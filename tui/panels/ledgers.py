@@ -23,6 +23,8 @@ WINDOWS = (15.0, 60.0, 300.0, 900.0)  # seconds
 TABLE_ROWS = compare.HEAD_ROWS + len(COMPARED)
 LARGE_ROWS = charts.FRAME_ROWS + 3  # of a large chart, at least
 _NAME, _FIGURE = 14, 12  # cells of a chart's name and figure in the list
+_COUNT = 9  # cells for the number of requests that a quantile is of
+_COUNTED = 56  # cells of the list from which on there is room for it
 _BESIDE = 96  # cells from which on the table is beside the list
 
 
@@ -48,7 +50,7 @@ class Layout:
             first = max(0, min(frame.focus.ledgers.chart - shown // 2, count - shown))
             return cls(0, first, shown, rows if beside else rows - shown, beside)
         if beside:
-            low = max(count, min(TABLE_ROWS, rows // 2))
+            low = TABLE_ROWS if rows >= TABLE_ROWS + count else max(count, rows // 2)
             return cls(rows - low, 0, count, low, True)
         table = TABLE_ROWS if rows >= count + LARGE_ROWS + TABLE_ROWS else 0
         return cls(rows - count - table, 0, count, table, False)
@@ -67,7 +69,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     if layout.large:
         body += charts.large(view, CHARTS[chosen], whole, window, inner - 1, layout.large, look)
     list_width = inner // 2 if layout.beside else inner
-    plot = list_width - _NAME - _FIGURE - 2
+    plot = list_width - _NAME - _FIGURE - 2 - (_COUNT if list_width >= _COUNTED else 0)
     columns = charts.Columns.of(view, window, plot) if plot >= 4 else None
     shown = range(layout.first, layout.first + layout.list)
     low = [_listed(CHARTS[at], at == chosen, whole, columns, list_width, look) for at in shown]
@@ -132,7 +134,11 @@ def _listed(chart: Chart, chosen: bool, whole: Window, columns: charts.Columns |
     line: Line = [(look.glyphs.right if chosen else " ", role), (f"{measure.name:<{_NAME}}", role)]
     if columns is None:
         return spread(fit(line, max(8, min(1 + _NAME, width - len(figure) - 1))), [(figure, measure.role)], width)
-    return [*line, (f"{figure:>{_FIGURE}} ", measure.role), *charts.spark(columns, chart, look)]
+    line.append((f"{figure:>{_FIGURE}} ", measure.role))
+    if width >= _COUNTED:
+        counted = f"of {measure.requests(whole):,}" if measure.requests else ""
+        line.append((f"{counted:<{_COUNT}}", "dim"))
+    return [*line, *charts.spark(columns, chart, look)]
 
 
 def _observed(whole: Window, width: int) -> Line:
