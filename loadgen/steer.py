@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -56,12 +57,10 @@ def listen(take: Callable[[str], None]) -> None:
 
     def read() -> None:
         rest = b""
-        while chunk := os.read(_STDIN, _CHUNK):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                try:
+        with suppress(OSError, RuntimeError):  # there is no standard input, or the loop has ended
+            while chunk := os.read(_STDIN, _CHUNK):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
                     loop.call_soon_threadsafe(take, line.decode("utf-8", "replace"))
-                except RuntimeError:  # the loop has ended
-                    return
 
     threading.Thread(target=read, name="steer", daemon=True).start()

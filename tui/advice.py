@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import Control
+from engine.protocol import Control, RowKind
 from tui import controls, figures
 from tui.history import Step, Window, quantile, step_seconds
 from tui.view import View
@@ -22,7 +22,8 @@ MOST = 3  # suggestions
 LEAST_SECONDS = 5.0  # observed
 LEAST_STEPS = 20
 LEAST_REQUESTS = 5  # of which a quantile is told
-STEPS = 200  # of the latest, those whose rows are looked at
+STEPS = 200  # of the latest, those whose rows are counted
+CELLS = 10_000  # of the latest, those whose kinds are looked at
 
 Field = str
 
@@ -128,6 +129,22 @@ def _measure(view: View, seconds: float) -> _Facts | None:
     return _Facts(view, view.control, window, steps, [len(step.cells) for step in steps])
 
 
+def _few(steps: Sequence[Step]) -> Sequence[Step]:
+    """The latest of them, with few cells in all: the others may have a thousand each."""
+    left, count = CELLS, 0
+    for step in reversed(steps):
+        left -= len(step.cells)
+        count += 1
+        if left <= 0:
+            break
+    return steps[len(steps) - count :]
+
+
+def _cells(steps: Sequence[Step], kind: RowKind) -> int:
+    """How many requests had a row of that kind in these steps."""
+    return sum(cell.kind == kind for step in steps for cell in step.cells.values())
+
+
 def _page(facts: _Facts) -> Found:
     """Reservations that are mostly empty, or holes that none fits in."""
     window, control = facts.window, facts.control
@@ -159,15 +176,16 @@ def _join_at_once(facts: _Facts) -> Found:
     """A static batch whose rows are held by those that have ended, while others wait."""
     if facts.control.batching != "static" or facts.waiting_share < 0.2:
         return None
-    held = sum(cell.kind == "held" for step in facts.steps for cell in step.cells.values())
-    share = held / max(1, sum(facts.rows))
+    steps = _few(facts.steps)
+    held, rows = _cells(steps, "held"), sum(len(step.cells) for step in steps)
+    share = held / max(1, rows)
     if share < 0.1:
         return None
-    rows = f"{figures.percent(share)} of the rows belong to requests that have ended"
+    ended = f"{figures.percent(share)} of the rows belong to requests that have ended"
     return share, Suggestion(
         {"batching": "continuous"},
-        f"{rows} while {facts.queue:,} wait: let those join at once",
-        (f"{held:,} of {sum(facts.rows):,} rows of the last {len(facts.steps):,} steps were held", facts.waited()),
+        f"{ended} while {facts.queue:,} wait: let those join at once",
+        (f"{held:,} of {rows:,} rows of the last {len(steps):,} steps were held", facts.waited()),
         "no row without work, and requests start when there is room: less TTFT, more tokens a second",
     )
 
@@ -280,7 +298,8 @@ def _smaller_chunks(facts: _Facts) -> Found:
     light = [step_seconds(step.durations) for step in facts.steps if step.tokens == len(step.cells)]
     if min(len(busy), len(light)) < LEAST_REQUESTS:
         return None
-    decodes = sum(cell.kind == "decode" for step in prefills for cell in step.cells.values()) / len(busy)
+    few = _few(prefills)
+    decodes = _cells(few, "decode") / len(few)
     with_prefill, without = sum(busy) / len(busy), sum(light) / len(light)
     if with_prefill < 3 * without or decodes < 1:
         return None
@@ -296,7 +315,7 @@ def _smaller_chunks(facts: _Facts) -> Found:
     times = f"{figures.seconds(with_prefill)} a step with prefill, {figures.seconds(without)} without"
     evidence = [
         f"{times}: {len(busy):,} and {len(light):,} of the last {len(facts.steps):,} steps",
-        f"{decodes:.1f} decodes in a step with prefill, mean of {len(busy):,}",
+        f"{decodes:.1f} decodes in a step with prefill, mean of the last {len(few):,}",
     ]
     if len(window.tpot) >= LEAST_REQUESTS:
         half, slow = (figures.seconds(quantile(window.tpot, q)) for q in (0.5, 0.99))

@@ -129,3 +129,14 @@ async def test_a_rate_keeps_its_arrivals_and_think_times_follow(tmp_path: Path) 
         _, err = await asyncio.wait_for(process.communicate(b"speed 1e6\n"), 60)
     assert process.returncode == 0, err
     assert json.loads(out_file.read_text())["summary"]["completed"] == 4
+
+
+async def test_without_a_standard_input_it_runs_on(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", [0.0])
+    async with GoldenServer(two_words) as server:
+        line = f"{sys.executable} -m loadgen.cli replay {trace} --url {server.url} --steer --no-plots 0<&-"
+        process = await asyncio.create_subprocess_shell(
+            line, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, cwd=Path(__file__).parents[2]
+        )
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, b"Traceback" in err) == (0, False), err
