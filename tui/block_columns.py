@@ -58,12 +58,11 @@ class BlockColumns:
 
     def put(self, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
         """Take what a snapshot or a record says of some blocks; returns their ids [len(blocks)]."""
-        count = len(blocks)
-        at = np.fromiter((block.block for block in blocks), np.int64, count)
-        self.state[at] = np.fromiter((STATES[block.state] for block in blocks), np.uint8, count)
-        self.filled[at] = np.fromiter((block.filled for block in blocks), np.int32, count)
-        self.references[at] = np.fromiter((block.references for block in blocks), np.int32, count)
-        self.hashed[at] = np.fromiter((block.hashed for block in blocks), np.bool_, count)
+        at = np.array([block.block for block in blocks], np.int64)
+        self.state[at] = np.array([STATES[block.state] for block in blocks], np.uint8)
+        self.filled[at] = np.array([block.filled for block in blocks], np.int32)
+        self.references[at] = np.array([block.references for block in blocks], np.int32)
+        self.hashed[at] = np.array([block.hashed for block in blocks], np.bool_)
         self.touched[at] = True
         return at
 

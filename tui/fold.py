@@ -8,6 +8,8 @@ import numpy as np
 from engine.protocol import Record, RequestState, Row, Snapshot, counted
 from tui.block_columns import FREE, SHARED, UNKNOWN, BlockColumns
 
+Dropped = list[tuple[int, tuple[int, ...]]]  # who lost blocks of its table: its ordinal, and the table as it was
+
 
 class MissingRecords(ValueError):
     """The record does not follow the state: a snapshot must be read again."""
@@ -53,9 +55,14 @@ class EngineFold:
         if record.seq != self.seq + 1:
             raise MissingRecords(f"record {record.seq} does not follow {self.seq}")
         self.seq, self.time, self.control = record.seq, record.time, record.control
-        dropped = [self.requests[name].table for name in record.released]
-        gone = [*(lost.request for lost in record.preempted), *(left.request for left in record.left)]
-        dropped += [self.requests[name].table for name in gone if name in self.requests]
+        dropped: Dropped = []
+        for name in (
+            *record.released,
+            *(lost.request for lost in record.preempted),
+            *(end.request for end in record.left),
+        ):
+            if name in self.requests:
+                dropped.append((self.ordinals[name], self.requests[name].table))
         self._apply_requests(record, dropped)
         self._fill(record.rows)
         for left in record.left:
@@ -88,8 +95,8 @@ class EngineFold:
             host_blocks=self.host_blocks,
         )
 
-    def _apply_requests(self, record: Record, dropped: list[tuple[int, ...]]) -> None:
-        """`dropped` gets the tables that lost blocks."""
+    def _apply_requests(self, record: Record, dropped: Dropped) -> None:
+        """`dropped` gets who lost blocks."""
         requests = self.requests
         for request in record.unreserved:
             self._change(request, allocation="paged")
@@ -145,7 +152,7 @@ class EngineFold:
         for change in record.tables:
             table = requests[change.request].table
             if change.start < len(table):
-                dropped.append(table)
+                dropped.append((self.ordinals[change.request], table))
             self._change(change.request, table=table[: change.start] + change.blocks)
             self._own(change.request, requests[change.request].table, change.start)
         for joined in record.joined:
@@ -177,7 +184,7 @@ class EngineFold:
             self.blocks.owner[own] = self.ordinals[request]
             self.blocks.touched[own] = True
 
-    def _apply_blocks(self, record: Record, dropped: list[tuple[int, ...]]) -> None:
+    def _apply_blocks(self, record: Record, dropped: Dropped) -> None:
         columns = self.blocks
         ids = np.fromiter((block.block for block in record.blocks), np.int64, len(record.blocks))
         was_shared, was_held = columns.state[ids] == SHARED, columns.references[ids] > 0
@@ -189,20 +196,24 @@ class EngineFold:
         columns.since[freed] = np.nan
         columns.owner[freed] = columns.parent[freed] = UNKNOWN
         columns.hits[freed] = 0
-        alone = ids[was_shared & (columns.references[ids] == 1)]
-        if len(alone):
-            self._find_owners(alone.tolist(), dropped)
+        if dropped:
+            stale = np.isin(columns.owner[ids], [ordinal for ordinal, _ in dropped])
+            self._find_owners(ids[was_shared & held & stale].tolist(), dropped)
 
-    def _find_owners(self, blocks: list[int], dropped: list[tuple[int, ...]]) -> None:
-        """Of blocks that several requests shared and one still holds, and that were in the `dropped` tables.
+    def _find_owners(self, blocks: list[int], dropped: Dropped) -> None:
+        """Of shared blocks whose owner in `dropped` may have let them go.
 
         A shared block is at the same place in every table, and so are all before it: of each table that lost some,
         the first of them tells who may hold the rest.
         """
-        holders = {ordinal: request for request, ordinal in self.ordinals.items()}
-        wanted = {block for block in blocks if not self._holds(holders.get(int(self.blocks.owner[block])), block)}
+        names = {self.ordinals[name]: name for name in self.requests} if blocks else {}
+        wanted = {block for block in blocks if not self._holds(names.get(int(self.blocks.owner[block])), block)}
+        if not wanted:
+            return
+        self.blocks.owner[list(wanted)] = UNKNOWN
         firsts = {
-            next(((at, block) for at, block in enumerate(table) if block in wanted), (0, UNKNOWN)) for table in dropped
+            next(((at, block) for at, block in enumerate(table) if block in wanted), (0, UNKNOWN))
+            for _, table in dropped
         }
         for request, state in self.requests.items():
             table = state.table
@@ -210,8 +221,8 @@ class EngineFold:
                 for block in wanted.intersection(table):
                     self.blocks.owner[block] = self.ordinals[request]
                     wanted.discard(block)
-            if not wanted:
-                break
+                if not wanted:
+                    break
 
     def _holds(self, request: str | None, block: int) -> bool:
         return request is not None and block in self.requests[request].table
