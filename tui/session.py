@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from tui.child import Child
@@ -29,8 +30,12 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
         engine: Engine | None = None,
         player: Player | None = None,
+        trace: Path | None = None,
     ) -> None:
-        """`player`: a recording instead of an engine; `engine`: one that is there already (tests)."""
+        """`player`: a recording instead of an engine; `engine`: one that is there already (tests).
+
+        `replay` starts when the engine is seen; `trace` is of one that is started later (None: the project's own).
+        """
         self.url = url
         self.player = player
         self.replay = replay
@@ -38,6 +43,7 @@ class Session:
         self.error = ""  # why the engine that was started is no more
         self._replay_sessions = replay_sessions
         self._load_from_start = replay is not None
+        self._trace = trace
         if replay is not None:
             replay.speed = replay_speed
         self._clock = clock
@@ -127,7 +133,7 @@ class Session:
             return "there is no engine to send a load to", True
         try:
             if self.replay is None:
-                self.replay = Replay(find_trace(), self._clock)
+                self.replay = Replay(self._trace or find_trace(), self._clock)
             match action:
                 case "start":
                     await self.replay.start(self.url, self._replay_sessions)

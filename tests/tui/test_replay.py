@@ -163,11 +163,10 @@ async def test_one_that_fails_says_so_and_keeps_its_log(tmp_path, logs):
     assert str(log) in replay.failure
 
 
-async def test_a_session_starts_stops_and_rescales_one_at_any_time(tmp_path, monkeypatch, recording, played):
+async def test_a_session_starts_stops_and_rescales_one_at_any_time(tmp_path, recording, played):
     trace = write_trace(tmp_path / "two.jsonl")
-    monkeypatch.setattr("tui.session.find_trace", lambda: trace)
     async with serving() as server:
-        session = Session(server.url, engine=played(recording))
+        session = Session(server.url, engine=played(recording), trace=trace)
         assert await session.steer_replay("start") == ("there is no engine to send a load to", True)
         session.feed._read(recording[0])
         assert await session.steer_replay("speed", 2.0) == ("replay: waits, 2x, two", False)
