@@ -16,6 +16,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.timer import Timer
 
+from engine.protocol import Control
 from tui import commands, dispatch
 from tui.advice import Suggestion, advise
 from tui.controls import BY_FIELD, NUMBERS
@@ -23,6 +24,7 @@ from tui.focus import FIRST_FOCUS, Focus, PanelName
 from tui.keys import GLOBAL, SCRUB
 from tui.look import Look
 from tui.operator import Operator
+from tui.prefix_tree import tree_of
 from tui.question import Question
 from tui.recorder_switch import RecorderSwitch
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
@@ -76,7 +78,7 @@ class PagedTop(App[int]):
         self._panels: dict[str, Panel] = {}
         self._question = Question()
         self._advice: tuple[Suggestion, ...] = ()
-        self._advised_at = -1  # the second of the engine's clock
+        self._advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
 
     # Building and drawing
 
@@ -164,20 +166,26 @@ class PagedTop(App[int]):
         """Advice, looked for once a second of the engine's clock and only at the newest record."""
         if view is None or self.session.player is not None or self.scrub.seq is not None:
             return ()
-        if int(view.now) != self._advised_at:
-            self._advised_at = int(view.now)
-            self._advice = advise(view, tried=tuple(made.after for made in self.operator.tried))
+        asked = (int(view.now), view.control)
+        if asked != self._advised:
+            self._advised = asked
+            self._advice = advise(view, tried=[made.after for made in self.operator.tried])
         return self._advice
 
     async def _read_texts(self) -> None:
         """Ask for the texts of what the inspector shows."""
-        focus = self.focus_now
-        live = focus.inspecting and self.scrub.seq is None
-        block = focus.map.block if focus.panel == "blocks" else focus.sharing.node
-        await self._texts.read(
-            focus.request if live and focus.panel == "requests" else None,
-            block if live and focus.panel in ("blocks", "sharing") else None,
-        )
+        focus, view = self.focus_now, self.session.view()
+        request = block = None
+        if focus.inspecting and self.scrub.seq is None and view is not None:
+            if focus.panel == "requests":
+                request = focus.request
+            elif focus.panel == "blocks":
+                block = focus.map.block
+            elif focus.panel == "sharing" and focus.sharing.node is not None:
+                tree = tree_of(view)
+                at = tree.index_of(focus.sharing.node)
+                block = tree.node(at).blocks[0] if at is not None else None
+        await self._texts.read(request, block)
 
     def say(self, text: str, bad: bool = False) -> None:
         """Put a notice on the last line for a while."""

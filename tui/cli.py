@@ -44,6 +44,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("url", "attach to this engine; without it one is started, and stopped at the end", server_url, "URL",
            play=False),
     Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
+    Option("trace", "what a replay plays (default: traces/chat500.jsonl)", Path, "FILE", play=False),
     Option("speed", "how many times as fast as recorded (default: 1)", number(0.1, 1000.0), "X", 1.0, live=False),
     Option("step", "begin at this step", whole(0, 1 << 62), "N", live=False),
     Option("theme", f"{', '.join(_THEMES)} (default: auto, by the terminal)", one_of(*_THEMES), "NAME", "auto"),
@@ -205,17 +206,17 @@ def _session(options: argparse.Namespace) -> Session | int:
             player.pause()
             player.seek(options.step)
         return Session(player=player)
-    replay = _replay() if options.demo else None
+    replay = _replay(options.trace) if options.demo else None
     if options.demo and replay is None:
         return USAGE
-    return Session(options.url, options.model, replay, None, DEMO_SPEED)
+    return Session(options.url, options.model, replay, None, DEMO_SPEED, trace=options.trace)
 
 
 async def _demo(options: argparse.Namespace, look: Look) -> int:
     from tui.demo import run_demo
     from tui.session import Session
 
-    replay = _replay()
+    replay = _replay(options.trace)
     if replay is None:
         return USAGE
     session = Session(options.url, options.model, replay, DEMO_MINUTE_SESSIONS, DEMO_SPEED)
@@ -225,13 +226,13 @@ async def _demo(options: argparse.Namespace, look: Look) -> int:
         await session.close()
 
 
-def _replay() -> Replay | None:
+def _replay(trace: Path | None) -> Replay | None:
     import time
 
     from tui.replay import NoTrace, Replay, find_trace
 
     try:
-        return Replay(find_trace(), time.monotonic)
+        return Replay(trace or find_trace(), time.monotonic)
     except NoTrace as error:
         print(f"paged-top: error: --demo: {error}", file=sys.stderr)
         return None

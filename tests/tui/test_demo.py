@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tui import demo, history, scene
+from tui import demo, scene, windows
 from tui.demo import run_demo
 from tui.look import Look
 from tui.panels.line import text_of
@@ -24,7 +24,7 @@ def short(monkeypatch):
     monkeypatch.setattr(demo, "FIRST_HALF", 2.0)
     monkeypatch.setattr(demo, "SECOND_HALF", 2.0)
     monkeypatch.setattr(demo, "PROGRESS_EVERY", 1.0)
-    monkeypatch.setattr(history, "SWITCH_GROUP", 0.5)
+    monkeypatch.setattr(windows, "SWITCH_GROUP", 0.5)
 
 
 @pytest.fixture(autouse=True)

@@ -107,5 +107,5 @@ def test_play_has_options_of_its_own(capsys):
 
 
 def test_words_listed_in_the_command_line_are_those_there_are():
-    assert cli._THEMES == ("auto", *themes.THEMES)
+    assert ("auto", *themes.THEMES) == cli._THEMES
     assert cli._PANELS == focus.PANELS
