@@ -68,7 +68,9 @@ def _columns(view: View, count: int) -> tuple[list[Window], float]:
     return view.history.columns(view.now, span, count), span * count
 
 
-def _plot(series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look) -> tuple[list[Line], float | None]:
+def _plot(
+    series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look
+) -> tuple[list[Line], float | None]:
     """A column chart `rows` high, and the top of its scale: None where nothing was measured."""
     points = [series.measure.of(window) for window in windows]
     seen = [point for point in points if point is not None]
