@@ -8,10 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from engine.protocol import Gap, Record, Snapshot
-from tui.client import Engine, NotAnEngine, Unreachable
+from tui.checks import Contradiction, check_record, check_snapshot
+from tui.engine_api import Engine, NotAnEngine, Unreachable
 from tui.fold import EngineFold, MissingRecords
 from tui.history import History
+from tui.lanes import Lanes
+from tui.steps import Step
+from tui.tape import Tape
 from tui.view import VIEW_STEPS, Link, Phase, View
+from tui.windows import Windows
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0)  # seconds before the next try; the last one for ever after
 GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
@@ -25,6 +30,7 @@ class Feed:
         self._wall = wall
         self.fold: EngineFold | None = None
         self.history = History()
+        self.tape = Tape()
         self.records = 0  # received since the start
         self._clock = clock
         self._phase: Phase = "connecting"
@@ -35,13 +41,16 @@ class Feed:
         self._lost_at = 0.0
         self._heard_at = clock()
         self._distrust = False  # the fold may be wrong: read a snapshot before going on
+        self._found = ""  # what could not be believed
+        self._found_at = 0.0
 
     @property
     def link(self) -> Link:
         lost = self._lost if self._clock() - self._lost_at < GAP_SHOWN else 0
         now = self._clock()
         silent = now - self._heard_at if self._phase == "live" and self.history.lanes else 0.0
-        return Link(self._phase, self._detail, now - self._since, lost, silent)
+        found = self._found if now - self._found_at < GAP_SHOWN else ""
+        return Link(self._phase, self._detail, now - self._since, lost, silent, found)
 
     @property
     def now(self) -> float:
@@ -64,12 +73,19 @@ class Feed:
             except NotAnEngine as error:
                 self._distrust = True
                 self._enter("foreign", str(error))
-            except (KeyError, ValueError) as error:
-                self._distrust = True
-                self._enter("reconnecting", f"the stream contradicts itself ({error})")
+            except Contradiction as error:
+                self._doubt(str(error))
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                self._doubt(f"{type(error).__name__}: {error}")
             tries = 0 if self.records > before else tries
             await asyncio.sleep(BACK_OFF[min(tries, len(BACK_OFF) - 1)])
             tries += 1
+
+    def _doubt(self, found: str) -> None:
+        """The stream said what cannot be: go on from a snapshot, and say so."""
+        self._distrust = True
+        self._found, self._found_at = f"the stream contradicts itself ({found})", self._clock()
+        self._enter("reconnecting", self._found)
 
     async def _session(self) -> None:
         """One connection: go on where the fold stands if the engine still has those records, else from a snapshot."""
@@ -102,25 +118,33 @@ class Feed:
         assert self.fold is not None
         if record.seq != self.fold.seq + 1:
             raise MissingRecords(f"record {record.seq} does not follow {self.fold.seq}")
+        check_record(record, self.fold)
+        before = self.fold.control
         self.history.observe(record, self.fold)
         self.fold.apply(record)
+        self.tape.keep(record, self.fold, self.history.held_lanes, before)
         self.records += 1
         self._heard_at = self._clock()
         self._offset = record.time - self._heard_at
 
     def _read(self, snapshot: Snapshot) -> None:
-        """Take a snapshot where the fold cannot go on by itself."""
+        """Take a snapshot where the fold cannot go on by itself. Raises NotAnEngine where it cannot be true."""
+        try:
+            check_snapshot(snapshot)
+        except Contradiction as error:
+            raise NotAnEngine(f"its snapshot cannot be true: {error}") from None
         fold = self.fold
         same = fold is not None and fold.engine.started == snapshot.engine.started and fold.seq <= snapshot.seq
         if fold is not None and same and not self._distrust:
             return
         missing = snapshot.seq - fold.seq if fold is not None and same else 0
         if not same:
-            self.history = History()
+            self.history, self.tape = History(), Tape()
             self._offset = self._engine_time(snapshot) - self._clock()
         self._distrust = False
         self.fold = EngineFold.from_snapshot(snapshot)
         self.history.begin(snapshot, missing)
+        self.tape.begin(self.fold, self.history.held_lanes)
         if missing:
             self._lost, self._lost_at = missing, self._clock()
 
@@ -136,30 +160,46 @@ class Feed:
             self._since = self._heard_at = self._clock()
         self._phase, self._detail = phase, detail
 
-    def view(self) -> View | None:
-        """A copy of the state for drawing, or None before the first snapshot."""
-        fold, history = self.fold, self.history
-        if fold is None:
+    def view(self, seq: int | None = None) -> View | None:
+        """The newest state for drawing, or the one after record `seq` as it was shown then; None before any.
+
+        Where `seq` is not kept, the nearest that is. Of its blocks, what is live changes with the feed, what is past
+        with the next question.
+        """
+        if self.fold is None:
             return None
+        if seq is None:
+            return self._newest(self.fold)
+        fold, lanes = self.tape.moment(self.tape.nearest(seq))
+        steps = self.history.steps_until(fold.seq, VIEW_STEPS)
+        return _view(fold, fold.time, fold.time, lanes, steps, self.history.until(fold.seq))
+
+    def _newest(self, fold: EngineFold) -> View:
+        history = self.history
         # While a step is under way, what it does is not known yet: figures end with the last record.
         now = fold.time if history.lanes else self.now
-        return View(
-            now=now,
-            uptime=self.now - fold.engine.started,
-            seq=fold.seq,
-            engine=fold.engine,
-            control=fold.control,
-            pool=fold.pool,
-            waste=fold.waste,
-            sharing=fold.sharing,
-            queue=fold.queue,
-            counters=fold.counters,
-            host_blocks=fold.host_blocks,
-            requests=dict(fold.requests),
-            ordinals=dict(fold.ordinals),
-            blocks=fold.blocks,
-            record=fold.record,
-            steps=tuple(history.steps[-VIEW_STEPS:]),
-            lanes=dict(history.lanes),
-            history=history,
-        )
+        return _view(fold, now, self.now, history.held_lanes, tuple(history.steps[-VIEW_STEPS:]), history)
+
+
+def _view(fold: EngineFold, now: float, clock: float, lanes: Lanes, steps: tuple[Step, ...], history: Windows) -> View:
+    """`now`: up to when all is known; `clock`: the engine's clock."""
+    return View(
+        now=now,
+        uptime=clock - fold.engine.started,
+        seq=fold.seq,
+        engine=fold.engine,
+        control=fold.control,
+        pool=fold.pool,
+        waste=fold.waste,
+        sharing=fold.sharing,
+        queue=fold.queue,
+        counters=fold.counters,
+        host_blocks=fold.host_blocks,
+        requests=dict(fold.requests),
+        ordinals=dict(fold.ordinals),
+        blocks=fold.blocks,
+        record=fold.record,
+        steps=steps,
+        lanes=dict(lanes.by_request),
+        history=history,
+    )

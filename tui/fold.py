@@ -24,7 +24,8 @@ class EngineFold:
     (`tui.checks`): of one that is not, the fold makes anything.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, blocks: BlockColumns | None = None) -> None:
+        """`blocks`: the columns where they are known already."""
         self.engine = snapshot.engine
         self.seq = snapshot.seq
         self.time = snapshot.time
@@ -34,7 +35,7 @@ class EngineFold:
         }
         self.ordinals: dict[str, int] = {request: ordinal for ordinal, request in enumerate(self.requests)}
         self.seen = len(self.ordinals)  # requests that have had an ordinal: the next one's
-        self.blocks = BlockColumns(snapshot.engine.num_blocks)
+        self.blocks = BlockColumns(snapshot.engine.num_blocks) if blocks is None else blocks
         self.blocks.put(snapshot.blocks)
         for state in self.requests.values():
             self._own(state.request, state.table, 0)
@@ -49,6 +50,21 @@ class EngineFold:
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot) -> EngineFold:
         return cls(snapshot)
+
+    @classmethod
+    def restored(
+        cls,
+        snapshot: Snapshot,
+        requests: dict[str, RequestState],
+        ordinals: dict[str, int],
+        seen: int,
+        blocks: BlockColumns,
+        record: Record | None,
+    ) -> EngineFold:
+        """A fold as it was: `snapshot` has neither blocks nor tables, which come apart."""
+        fold = cls(msgspec.structs.replace(snapshot, requests=()), blocks)
+        fold.requests, fold.ordinals, fold.seen, fold.record = requests, ordinals, seen, record
+        return fold
 
     def apply(self, record: Record) -> None:
         """Move to the state after `record`; raises MissingRecords unless it is the very next one."""

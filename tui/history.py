@@ -67,6 +67,11 @@ class History(Windows):
         return self._steps.kept
 
     @property
+    def held_lanes(self) -> Lanes:
+        """The lanes themselves, for whoever keeps them."""
+        return self._lanes
+
+    @property
     def lanes(self) -> dict[str, int]:
         """The lane of every request in the batch."""
         return self._lanes.by_request

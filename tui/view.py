@@ -36,7 +36,8 @@ COPIES_SHOWN = 0.5  # seconds for which copied blocks stay marked; those of the 
 class Link:
     """How the connection stands. `seconds` is how long it has; `lost` the records of the last gap, while fresh.
 
-    `silent` is the seconds without a record while requests run: a long step, or an engine that hangs.
+    `silent` is the seconds without a record while requests run: a long step, or an engine that hangs. `found` is what
+    the stream had that could not be believed, while fresh.
     """
 
     phase: Phase
@@ -44,6 +45,7 @@ class Link:
     seconds: float = 0.0
     lost: int = 0
     silent: float = 0.0
+    found: str = ""
 
 
 @dataclass(frozen=True, slots=True)
