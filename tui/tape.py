@@ -149,8 +149,7 @@ class Tape:
         if chunk.size >= CHUNK:
             chunk.close()
             reel.size += chunk.size
-            if self.bytes > self.budget:
-                self._drop()
+            self._drop()
         bits = events(record, before)
         if bits:
             self._note(record.seq, bits)
@@ -253,6 +252,7 @@ class Tape:
         keyframe = Keyframe.of(fold, lanes, whole=small)
         reel.keyframes.append(keyframe)
         reel.size += keyframe.size
+        self._drop()
         self._space(keyframe)
 
     def _space(self, keyframe: Keyframe) -> None:
