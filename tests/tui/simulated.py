@@ -54,10 +54,13 @@ def simulate(
     host_blocks: int = 0,
     follow: float = 0.0,
     forked: float = 0.0,
+    snapshot_every: int = 0,
+    check_invariants: bool = True,
 ) -> Iterator[Snapshot | Record]:
     """A snapshot, then `steps` records of random chats; `controls` are set before the record of that number.
 
     `follow` is how many requests go on with a chat that has had its answer, `forked` how many want three answers.
+    After every record of so many, `snapshot_every` gives the engine's own snapshot too.
     """
     chance, clock = random.Random(seed), _Clock()
     info = EngineInfo(
@@ -72,7 +75,7 @@ def simulate(
         num_host_blocks=host_blocks,
     )
     controls = controls or {}
-    core = EngineCore(_Runner(clock), info, controls.get(0, Control()), clock=clock, check_invariants=True)
+    core = EngineCore(_Runner(clock), info, controls.get(0, Control()), clock=clock, check_invariants=check_invariants)
     yield _timeless(core.snapshot())
     system = [chance.randrange(1000) for _ in range(system_tokens)]
     chats: dict[str, list[int]] = {}  # under way
@@ -110,6 +113,8 @@ def simulate(
         timeless = DURATIONS if record.rows else Durations(0.0, 0.0, 0.0, 0.0, 0.0)
         durations = msgspec.structs.replace(timeless, transfer=record.durations.transfer)
         yield msgspec.structs.replace(record, durations=durations)
+        if snapshot_every and made % snapshot_every == 0:
+            yield _timeless(core.snapshot())
 
 
 def recorded(steps: int = 178) -> Iterator[Snapshot | Record]:
