@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 
 import msgspec
 import pytest
 
-from engine.protocol import Gap, Preempted
+from engine.protocol import Durations, Gap, PoolTotals, Preempted, Queue, WasteLedger
 from tui import feed as feed_module
-from tui.client import NotAnEngine, Unreachable
+from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
 
 
@@ -189,3 +190,145 @@ async def test_an_idle_engine_is_as_old_as_it_is(stream):
     feed._read(msgspec.structs.replace(states[0], engine=engine))
     feed._enter("live")
     assert feed.view().uptime == pytest.approx(600.0)
+
+
+def broken(stream, field, change):
+    """The records up to the first that has any of `field`, and that one changed."""
+    records, states = stream
+    at = next(at for at, record in enumerate(records) if getattr(record, field) and at > 5)
+    return at, msgspec.structs.replace(records[at], **change(records[at])), records, states
+
+
+def first_changed(field, **changes):
+    return lambda record: {
+        field: (msgspec.structs.replace(getattr(record, field)[0], **changes), *getattr(record, field)[1:])
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "words"),
+    [
+        ("rows", first_changed("rows", request="nobody"), "rows has 'nobody', which is not there"),
+        ("rows", first_changed("rows", context=-3), "rows has .* context -3"),
+        ("rows", first_changed("rows", tokens=1 << 40), "rows has 1099511627776 tokens"),
+        ("rows", lambda record: {"rows": record.rows * 2}, "rows cannot be the same one twice"),
+        ("blocks", first_changed("blocks", block=-1), "blocks.block cannot be -1"),
+        ("blocks", first_changed("blocks", block=700), "blocks.block cannot be 700"),
+        ("blocks", first_changed("blocks", block=10**30), "blocks has a number that is larger"),
+        ("blocks", first_changed("blocks", filled=17), "blocks.filled cannot be 17"),
+        ("blocks", first_changed("blocks", references=-1), "blocks.references cannot be -1"),
+        ("blocks", first_changed("blocks", state="cached"), "pool.[a-z]+ is [0-9]+, and [0-9]+ blocks are"),
+        ("tables", first_changed("tables", request="nobody"), "tables has 'nobody'"),
+        ("tables", first_changed("tables", start=10**6), "tables.start cannot be 1000000"),
+        ("tables", first_changed("tables", start=-1), "tables.start cannot be -1"),
+        ("tables", first_changed("tables", blocks=(-5,)), "tables.blocks cannot be -5"),
+        ("tables", first_changed("tables", blocks=(700,)), "tables.blocks cannot be 700"),
+        ("tables", first_changed("tables", blocks=()), "sharing.logical_blocks cannot be"),
+        ("arrived", lambda record: {"arrived": record.arrived * 2}, "arrived cannot be the same one twice"),
+        ("arrived", first_changed("arrived", time=float("nan")), "arrived.time cannot be nan"),
+        ("arrived", first_changed("arrived", prompt_tokens=-1), "arrived.prompt_tokens cannot be -1"),
+        ("joined", first_changed("joined", cached_tokens=1 << 30), "joined.cached_tokens cannot be"),
+        ("left", first_changed("left", request="nobody"), "left has 'nobody'"),
+        ("rows", lambda record: {"time": float("nan")}, "time cannot be nan"),
+        ("rows", lambda record: {"time": record.time - 9.0}, "time cannot be"),
+        ("rows", lambda record: {"durations": Durations(0, 0, -1.0, 0, 0)}, "durations.forward cannot be -1.0"),
+        ("rows", lambda record: {"pool": PoolTotals(free=-1)}, "pool.free cannot be -1"),
+        ("rows", lambda record: {"pool": PoolTotals(free=700)}, "pool.free is 700"),
+        ("rows", lambda record: {"waste": WasteLedger(held=-4)}, "waste.held cannot be -4"),
+        ("rows", lambda record: {"queue": Queue(length=-4)}, "queue.length cannot be -4"),
+        ("rows", lambda record: {"released": ("nobody",)}, "released cannot be nobody"),
+        ("rows", lambda record: {"unreserved": ("nobody",)}, "unreserved cannot be nobody"),
+    ],
+)
+async def test_a_malformed_record_is_told_and_the_state_read_again(stream, field, change, words):
+    at, wrong, records, states = broken(stream, field, change)
+    feed, phases = await follow(Script([states[0], states[at + 1]], [[*records[:at], wrong], records[at + 1 :]]))
+    assert feed.fold.to_snapshot() == states[60]
+    told = [detail for phase, detail in phases if phase == "reconnecting" and "contradicts itself" in detail]
+    assert len(told) == 1
+    assert re.search(words, told[0])
+    assert re.search(words, feed.link.found)
+    assert feed.link.phase == "live"
+    assert feed.link.lost == 1
+    # Nothing of it was taken: figures and steps are those of the sound records.
+    assert at + 1 not in [step.seq for step in feed.history.steps]
+    assert feed.tape.gaps == ((at + 1, at + 1),)
+
+
+def engine_with(**changes):
+    return lambda snapshot: {"engine": msgspec.structs.replace(snapshot.engine, **changes)}
+
+
+def state_with(**changes):
+    return lambda snapshot: {
+        "requests": (msgspec.structs.replace(snapshot.requests[0], **changes), *snapshot.requests[1:])
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (engine_with(block_size=0), "engine.block_size cannot be 0"),
+        (engine_with(num_blocks=-1), "engine.num_blocks cannot be -1"),
+        (engine_with(num_blocks=10**9), "engine.num_blocks cannot be 1000000000"),
+        (engine_with(num_blocks=0), "cannot be"),
+        (engine_with(num_blocks=3), "cannot be"),
+        (engine_with(num_blocks=800), "pool.free is"),
+        (engine_with(max_model_len=0), "engine.max_model_len cannot be 0"),
+        (engine_with(started=float("inf")), "engine.started cannot be inf"),
+        (lambda snapshot: {"time": float("nan")}, "time cannot be nan"),
+        (lambda snapshot: {"seq": -1}, "seq cannot be -1"),
+        (lambda snapshot: {"pool": PoolTotals(free=700)}, "pool.free is 700"),
+        (lambda snapshot: {"blocks": snapshot.blocks * 2}, "blocks cannot be the same one twice"),
+        (lambda snapshot: {"requests": snapshot.requests * 2}, "requests cannot be the same one twice"),
+        (state_with(table=(-1,)), "requests.table cannot be -1"),
+        (state_with(table=(10**30,)), "requests.table cannot be 1000"),
+        (state_with(num_tokens=-7), "requests.num_tokens cannot be -7"),
+        (state_with(arrived=float("nan")), "requests.arrived cannot be nan"),
+    ],
+)
+async def test_a_snapshot_that_cannot_be_true_is_refused_with_the_fields_name(stream, change, words):
+    records, states = stream
+    wrong = msgspec.structs.replace(states[40], **change(states[40]))
+    feed, phases = await follow(Script([wrong, states[40]], [records[40:]]))
+    assert phases[0][0] == "foreign"
+    assert re.search(words, phases[0][1])
+    assert feed.fold.to_snapshot() == states[60]
+    assert feed.link.phase == "live"
+
+
+async def test_an_engine_without_blocks_is_an_engine(stream):
+    _, states = stream
+    bare = msgspec.structs.replace(
+        states[0], engine=msgspec.structs.replace(states[0].engine, num_blocks=0), pool=PoolTotals()
+    )
+    feed = Feed(None, lambda: 0.0)
+    feed._read(bare)
+    assert len(feed.view().blocks) == 0
+    assert feed.view(0).seq == 0
+
+
+async def test_repeated_records_change_nothing(stream):
+    records, states = stream
+    twice = [record for record in records for _ in range(2)]
+    feed, _ = await follow(Script([states[0]], [[*twice, *records[:20]]]))
+    assert feed.records == 60
+    assert feed.fold.to_snapshot() == states[60]
+    assert feed.history.window(0.0, 1e9).output_tokens == sum(row.sampled for r in records for row in r.rows)
+
+
+async def test_a_view_of_the_past_while_the_feed_goes_on(stream):
+    records, states = stream
+    feed = Feed(None, lambda: 0.0)
+    feed._read(states[0])
+    assert feed.view(5).seq == 0
+    for record in records[:30]:
+        feed._take(record)
+    held = feed.view(12)
+    for record in records[30:]:
+        feed._take(record)
+    assert held.seq == 12
+    assert tuple(held.requests.values()) == tuple(sorted(states[12].requests, key=lambda state: state.arrived))
+    assert held.blocks.counts() == msgspec.structs.astuple(states[12].pool)
+    assert held.record == records[11]
+    assert feed.view(10**9).seq == feed.view().seq == 60
