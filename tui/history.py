@@ -67,6 +67,11 @@ class History(Windows):
         return self._steps.kept
 
     @property
+    def points(self) -> int:
+        """The records whose figures are kept."""
+        return len(self._log)
+
+    @property
     def held_lanes(self) -> Lanes:
         """The lanes themselves, for whoever keeps them."""
         return self._lanes

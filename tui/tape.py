@@ -24,6 +24,7 @@ BLOCKS_PER_ROW = 10  # a keyframe of more blocks, in the pool's and the requests
 TOUCHED = 8  # a new reel is due when one of so many blocks differs from its first keyframe
 SMALL_POOL = 4_096  # blocks; every keyframe of a smaller one is whole
 REELS = 6  # the oldest sixth of the budget goes at once
+WORTH = 3  # but a reel is at least so many times as large as its first keyframe
 
 KINDS = ("gap", "switch", "preemption", "copy on write", "cache cleared")
 GAP, SWITCH, PREEMPTION, COPY, CLEARED = (1 << kind for kind in range(len(KINDS)))
@@ -99,8 +100,8 @@ class _Reel:
 class Tape:
     """Records and keyframes of one engine, oldest dropped first. `budget` is in bytes."""
 
-    def __init__(self, budget: int = BUDGET) -> None:
-        self.budget = budget
+    def __init__(self, budget: int | None = None) -> None:
+        self.budget = BUDGET if budget is None else budget
         self._reels: list[_Reel] = []
         self._since = 0  # rows since the last keyframe, or so
         self._spacing = SPACING.start
@@ -246,7 +247,7 @@ class Tape:
         reel, blocks = self._reels[-1], fold.blocks
         small = len(blocks) <= SMALL_POOL
         much = not small and int(blocks.touched.sum()) * TOUCHED > len(blocks)
-        if much or reel.bytes > self.budget // REELS:
+        if much or reel.bytes > max(self.budget // REELS, WORTH * reel.keyframes[0].size):
             self._open_reel(fold, lanes)
             return
         keyframe = Keyframe.of(fold, lanes, whole=small)

@@ -29,12 +29,10 @@ INFO = EngineInfo("m", "float32", "cpu", 16, 8, 100, 64, "0", started=100.0)
 STATIC = Control(batching="static")
 
 
-def snapshot(seq=0, time=100.0, control=Control(), queue=Queue()):  # noqa: B008
+def snapshot(seq=0, time=100.0, control=Control(), queue=Queue(), sharing=SharingLedger()):  # noqa: B008
     from engine.protocol import Counters
 
-    return Snapshot(
-        seq, time, INFO, control, (), (), PoolTotals(free=8), WasteLedger(), SharingLedger(), queue, Counters()
-    )
+    return Snapshot(seq, time, INFO, control, (), (), PoolTotals(free=8), WasteLedger(), sharing, queue, Counters())
 
 
 def record(seq, time, rows=(), **changes):
@@ -330,3 +328,95 @@ def test_quantile_interpolates():
     assert quantile([], 0.5) is None
     assert quantile([3.0, 1.0], 0.5) == 2.0
     assert quantile([1.0, 2.0, 4.0], 0.9) == pytest.approx(3.6)
+
+
+def test_the_whole_time_of_a_request_and_how_it_ended():
+    run = two_requests().take(
+        record(4, 105.0, [decode("b")], arrived=(Arrived("c", 7, 9, 104.5),)),
+        record(5, 109.0, left=(Left("b", "stop"), Left("c", "abort"))),
+    )
+    window = run.history.window(100.0, 110.0)
+    assert window.e2e == (4.5, 7.5)  # a: 99.5 to 104; b: 101.5 to 109
+    assert window.ended == (("length", 23, 3), ("stop", 42, 2), ("abort", 7, 0))
+    assert window.reasons == {"length": 1, "stop": 1, "abort": 1}
+    assert run.history.window(104.0, 110.0).e2e == (7.5,)
+
+
+def test_memory_budget_time_and_hits_of_a_window():
+    spent = Durations(0.1, 0.2, 0.5, 0.1, 0.1, 0.3)
+    run = Run(snapshot(sharing=SharingLedger(looked_up_tokens=1000, found_tokens=900))).take(
+        record(1, 102.0, [prefill("a", 20, 1)], arrived=(Arrived("a", 20, 9, 99.5),), joined=(join("a"),),
+               waste=WasteLedger(64, 24, 40, 32), durations=spent, queue=Queue(2, 1.0),
+               sharing=SharingLedger(looked_up_tokens=1020, found_tokens=905)),
+        record(2, 106.0, [decode("a")], waste=WasteLedger(128, 100, 28, 0), durations=spent,
+               sharing=SharingLedger(looked_up_tokens=1020, found_tokens=905)),
+        record(3, 108.0, durations=Durations(0, 0, 0, 0, 0, 0.25),
+               sharing=SharingLedger(looked_up_tokens=1020, found_tokens=905)),
+    )  # fmt: skip
+    window = run.history.window(100.0, 108.0)
+    # 64 of the pool's 128 slots for four seconds, then all of them for two; 32 in short holes for four.
+    assert (window.held_slot_seconds, window.internal_slot_seconds, window.external_slot_seconds) == (512, 216, 128)
+    assert window.occupancy == pytest.approx(512 / (8 * 128))
+    assert window.external_share == pytest.approx(128 / (8 * 128))
+    assert (window.looked_up_tokens, window.found_tokens, window.hit_share) == (20, 5, 0.25)
+    assert (window.budget_used, window.budget_tokens) == (21, 2 * Control().max_num_batched_tokens)
+    assert window.waiting_steps == 1
+    assert (window.durations.forward, window.durations.transfer) == pytest.approx((1.0, 0.6))
+    assert (window.step_seconds, window.transfer_seconds) == pytest.approx((2.6, 0.85))
+    nothing = run.history.window(10.0, 20.0)
+    assert (nothing.occupancy, nothing.external_share, nothing.hit_share, nothing.budget_share) == (None,) * 4
+
+
+def test_what_was_found_while_records_were_lost_counts_for_nothing():
+    run = two_requests()
+    later = snapshot(seq=10, time=114.0, sharing=SharingLedger(looked_up_tokens=5000, found_tokens=4000))
+    run.fold = EngineFold(later)
+    run.history.begin(later, missing=7)
+    run.take(record(11, 116.0, sharing=SharingLedger(looked_up_tokens=5010, found_tokens=4004)))
+    window = run.history.window(100.0, 116.0)
+    assert (window.looked_up_tokens, window.found_tokens) == (10, 4)
+
+
+def test_a_mark_that_came_later_is_not_in_the_past():
+    run = two_requests().take(
+        record(4, 105.0, preempted=(Preempted("b", 24),)),
+        record(5, 106.0, [prefill("c", 5)], arrived=(Arrived("c", 5, 9, 104.5),), joined=(join("c"),)),
+    )
+    assert run.history.steps_until(5, 9)[-2].cells[1].end == "preempted"
+    assert run.history.steps_until(4, 9)[-1].cells[1].end == "preempted"
+    assert run.history.steps_until(3, 9)[-1].cells[1].end == ""
+    assert [step.seq for step in run.history.steps_until(5, 2)] == [3, 5]
+    assert run.history.steps_until(0, 9) == ()
+
+
+def test_cells_are_a_mapping_by_lane():
+    cells = steps.Cells((None, steps.Cell("a", "decode", 3), None, steps.Cell("b", "prefill", 4)))
+    assert list(cells) == [1, 3]
+    assert dict(cells.items()) == {1: steps.Cell("a", "decode", 3), 3: steps.Cell("b", "prefill", 4)}
+    assert [cell.request for cell in cells.values()] == ["a", "b"]
+    assert (cells.get(0), cells.get(9), cells.get(-1), len(cells), cells.lanes) == (None, None, None, 2, 4)
+    assert 1 in cells
+    assert 0 not in cells
+    with pytest.raises(KeyError):
+        cells[2]
+    assert cells.marked(1, "left")[1].end == "left"
+    assert cells[1].end == ""
+
+
+def test_a_request_has_one_cell_for_all_its_steps():
+    run = two_requests().take(record(4, 105.0, [decode("b")]), record(5, 106.0, [decode("b")]))
+    first, second = (step.cells[1] for step in run.history.steps[-2:])
+    assert first is second
+
+
+def test_a_name_that_is_taken_again_is_another_request():
+    run = Run().take(
+        record(1, 101.0, [prefill("a", 8, 1)], arrived=(Arrived("a", 8, 9, 100.5),), joined=(join("a"),)),
+        record(2, 102.0, [decode("a")], held=(Left("a", "stop"),)),
+        record(3, 103.0, [prefill("a", 8, 1)], released=("a",), arrived=(Arrived("a", 8, 9, 102.5),),
+               joined=(join("a"),)),
+    )  # fmt: skip
+    window = run.history.window(100.0, 104.0)
+    assert window.ttft == (0.5, 0.5)
+    assert [step.cells[0].hue for step in run.history.steps] == [0, 0, 1]
+    assert run.fold.ordinals == {"a": 1}
