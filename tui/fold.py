@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine.protocol import Record, RequestState, Row, Snapshot, counted
+from engine.protocol import Record, RequestState, Snapshot, counted
 from tui.block_columns import FREE, SHARED, UNKNOWN, BlockColumns
 
 Dropped = list[tuple[int, tuple[int, ...]]]  # who lost blocks of its table: its ordinal, and the table as it was
@@ -80,7 +80,6 @@ class EngineFold:
             if name in self.requests:
                 dropped.append((self.ordinals[name], self.requests[name].table))
         self._apply_requests(record, dropped)
-        self._fill(record.rows)
         for left in record.left:
             del self.requests[left.request]
             del self.ordinals[left.request]
@@ -177,15 +176,7 @@ class EngineFold:
                 blocks = list(requests[joined.request].table[:found])
                 self.blocks.hits[blocks] += 1
                 self.blocks.touched[blocks] = True
-        advance = msgspec.structs.replace
-        for row in record.rows:
-            if row.kind == "held":
-                continue
-            state = requests[row.request]
-            first = record.time if row.sampled and state.first_token is None else state.first_token
-            requests[row.request] = advance(
-                state, computed_tokens=row.context, num_tokens=state.num_tokens + row.sampled, first_token=first
-            )
+        self._advance(record)
         for held in record.held:
             self._change(held.request, status="held", reason=held.reason)
 
@@ -243,21 +234,33 @@ class EngineFold:
     def _holds(self, request: str | None, block: int) -> bool:
         return request is not None and block in self.requests[request].table
 
-    def _fill(self, rows: tuple[Row, ...]) -> None:
-        """A record leaves out the blocks that were being filled and still are: their rows tell how far."""
-        size, requests = self.engine.block_size, self.requests
+    def _advance(self, record: Record) -> None:
+        """Move the requests with rows on, and fill their blocks: one pass, there may be a thousand.
+
+        A record leaves out the blocks that were being filled and still are: their rows tell how far.
+        """
+        size, requests, replace = self.engine.block_size, self.requests, msgspec.structs.replace
         blocks, slots = [], []
-        for row in rows:
-            index, filled = divmod(row.context, size)
-            if filled and row.tokens and row.kind != "held":
-                table = requests[row.request].table
+        for row in record.rows:
+            if row.kind == "held":
+                continue
+            name, context, sampled = row.request, row.context, row.sampled
+            state = requests[name]
+            if sampled and state.first_token is None:
+                state = replace(state, first_token=record.time)
+            requests[name] = replace(state, computed_tokens=context, num_tokens=state.num_tokens + sampled)
+            filled = context % size
+            if filled and row.tokens:
+                table, index = state.table, context // size
                 # One that ended with this step may lack its newest blocks here; `record.blocks` has them.
                 if index < len(table):
                     blocks.append(table[index])
                     slots.append(filled)
-        self.blocks.filled[blocks] = slots
-        self.blocks.changed[blocks] = self.seq
-        self.blocks.touched[blocks] = True
+        if blocks:
+            at = np.array(blocks, np.int64)
+            self.blocks.filled[at] = slots
+            self.blocks.changed[at] = record.seq
+            self.blocks.touched[at] = True
 
     def _change(self, request: str, **changes: object) -> None:
         self.requests[request] = msgspec.structs.replace(self.requests[request], **changes)
