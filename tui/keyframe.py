@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,6 +15,9 @@ from tui.block_columns import BlockColumns
 from tui.fold import EngineFold
 from tui.lanes import Lanes
 
+LARGE = 4 << 20  # bytes that are compressed beside the loop: half a second of a million blocks
+
+_packer = ThreadPoolExecutor(1, "keyframes")
 _COLUMNS = tuple(name for name in BlockColumns.__slots__ if name != "touched")
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -31,21 +35,34 @@ class _Rest(msgspec.Struct, frozen=True):
 _unpack = msgspec.msgpack.Decoder(_Rest).decode
 
 
+def _compress(parts: list[bytes]) -> tuple[bytes, ...]:
+    return tuple(zlib.compress(part, 1) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """The state after record `seq`. `whole`: all blocks; otherwise those that differ from the whole one before it.
-
-    `packed` is compressed: the rest, the tables' lengths and blocks, the ids of blocks, and their columns.
-    """
+    """The state after record `seq`. `whole`: all blocks; otherwise those that differ from the whole one before it."""
 
     seq: int
     whole: bool
     blocks: int  # how many it tells of, in the pool and in tables
-    packed: tuple[bytes, ...]
+    _packing: Future[tuple[bytes, ...]]
+    _raw_size: int
+
+    @property
+    def packed(self) -> tuple[bytes, ...]:
+        """Compressed: the rest, the tables' lengths and blocks, the ids of blocks, and their columns."""
+        return self._packing.result()
+
+    @property
+    def packs(self) -> bool:
+        """It is still being compressed."""
+        return not self._packing.done()
 
     @property
     def size(self) -> int:
-        return sum(len(part) for part in self.packed)
+        """Bytes; while it is being compressed, as many as it had before."""
+        return self._raw_size if self.packs else sum(len(part) for part in self.packed)
 
     @classmethod
     def of(cls, fold: EngineFold, lanes: Lanes, whole: bool) -> Keyframe:
@@ -87,7 +104,13 @@ class Keyframe:
             column = getattr(columns, name)
             parts.append((column if whole else column[ids]).tobytes())
         told = logical + (len(columns) if whole else len(ids))
-        return cls(fold.seq, whole, told, tuple(zlib.compress(part, 1) for part in parts))
+        raw_size = sum(len(part) for part in parts)
+        if raw_size > LARGE:
+            packing = _packer.submit(_compress, parts)
+        else:
+            packing = Future()
+            packing.set_result(_compress(parts))
+        return cls(fold.seq, whole, told, packing, raw_size)
 
     def restore(self, base: Keyframe) -> tuple[EngineFold, Lanes]:
         """The state again. `base` is the whole one that this goes on from, or itself."""

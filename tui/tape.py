@@ -86,15 +86,20 @@ class _Reel:
     keyframes: list[Keyframe]
     chunks: list[_Chunk] = field(default_factory=list)
     last: int = 0
-    size: int = 0
+    size: int = 0  # of the chunks that are closed and the first `settled` keyframes
+    settled: int = 0
 
     @property
     def first(self) -> int:
         return self.keyframes[0].seq
 
-    @property
     def bytes(self) -> int:
-        return self.size + (self.chunks[-1].size if self.chunks and not self.chunks[-1].packed else 0)
+        """What it takes; that of chunks and keyframes which are still open or compressed is added up each time."""
+        while self.settled < len(self.keyframes) and not self.keyframes[self.settled].packs:
+            self.size += self.keyframes[self.settled].size
+            self.settled += 1
+        opened = self.chunks[-1].size if self.chunks and not self.chunks[-1].packed else 0
+        return self.size + opened + sum(frame.size for frame in self.keyframes[self.settled :])
 
 
 class Tape:
@@ -124,7 +129,7 @@ class Tape:
     @property
     def bytes(self) -> int:
         """What is kept, in bytes."""
-        return sum(reel.bytes for reel in self._reels) + 9 * len(self._event_seqs)
+        return sum(reel.bytes() for reel in self._reels) + 9 * len(self._event_seqs)
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -237,7 +242,7 @@ class Tape:
                 old.chunks[-1].close()
                 old.size += old.chunks[-1].size
         keyframe = Keyframe.of(fold, lanes, whole=True)
-        self._reels.append(_Reel([keyframe], last=fold.seq, size=keyframe.size))
+        self._reels.append(_Reel([keyframe], last=fold.seq))
         self._space(keyframe)
         self._cursor = None  # a state that was read again is not what the records before it led to
         self._drop()
@@ -247,12 +252,11 @@ class Tape:
         reel, blocks = self._reels[-1], fold.blocks
         small = len(blocks) <= SMALL_POOL
         much = not small and int(blocks.touched.sum()) * TOUCHED > len(blocks)
-        if much or reel.bytes > max(self.budget // REELS, WORTH * reel.keyframes[0].size):
+        if much or reel.bytes() > max(self.budget // REELS, WORTH * reel.keyframes[0].size):
             self._open_reel(fold, lanes)
             return
         keyframe = Keyframe.of(fold, lanes, whole=small)
         reel.keyframes.append(keyframe)
-        reel.size += keyframe.size
         self._drop()
         self._space(keyframe)
 
