@@ -32,6 +32,7 @@ class Feed:
         self.history = History()
         self.tape = Tape()
         self.records = 0  # received since the start
+        self.listener: Callable[[Record | Snapshot], None] | None = None  # hears what is folded: a recorder
         self._clock = clock
         self._phase: Phase = "connecting"
         self._detail = ""
@@ -124,6 +125,8 @@ class Feed:
         self.fold.apply(record)
         self.tape.keep(record, self.fold, self.history.held_lanes, before)
         self.records += 1
+        if self.listener is not None:
+            self.listener(record)
         self._heard_at = self._clock()
         self._offset = record.time - self._heard_at
 
@@ -145,6 +148,8 @@ class Feed:
         self.fold = EngineFold.from_snapshot(snapshot)
         self.history.begin(snapshot, missing)
         self.tape.begin(self.fold, self.history.held_lanes)
+        if self.listener is not None:
+            self.listener(snapshot)
         if missing:
             self._lost, self._lost_at = missing, self._clock()
 
