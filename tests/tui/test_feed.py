@@ -9,7 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from engine.protocol import Durations, Gap, PoolTotals, Preempted, Queue, WasteLedger
+from engine.protocol import Durations, Gap, PoolTotals, Preempted, Queue, Row, WasteLedger
 from tui import feed as feed_module
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
@@ -332,3 +332,19 @@ async def test_a_view_of_the_past_while_the_feed_goes_on(stream):
     assert held.blocks.counts() == msgspec.structs.astuple(states[12].pool)
     assert held.record == records[11]
     assert feed.view(10**9).seq == feed.view().seq == 60
+
+
+async def test_a_listener_hears_all_that_is_taken_and_nothing_else(stream):
+    records, states = stream
+    feed, heard = Feed(None, lambda: 0.0), []
+    feed._read(states[0])
+    feed.listener = heard.append
+    for record in records[:5]:
+        feed._take(record)
+    feed._read(states[5])  # nothing is missing: the fold goes on by itself
+    with pytest.raises(ValueError, match="rows has"):
+        feed._take(msgspec.structs.replace(records[5], rows=(Row("nobody", "decode", 1, 1, 0, 1),)))
+    feed._distrust = True
+    feed._read(states[10])
+    feed._take(records[10])
+    assert heard == [*records[:5], states[10], records[10]]
