@@ -23,7 +23,7 @@ from engine.protocol import (
 )
 from tui import controls, log, steps
 from tui.fold import EngineFold
-from tui.history import History, quantile
+from tui.history import History
 
 INFO = EngineInfo("m", "float32", "cpu", 16, 8, 100, 64, "0", started=100.0)
 STATIC = Control(batching="static")
@@ -324,12 +324,6 @@ def test_memory_is_bounded(monkeypatch):
     assert len(window.preempted) == window.steps
 
 
-def test_quantile_interpolates():
-    assert quantile([], 0.5) is None
-    assert quantile([3.0, 1.0], 0.5) == 2.0
-    assert quantile([1.0, 2.0, 4.0], 0.9) == pytest.approx(3.6)
-
-
 def test_the_whole_time_of_a_request_and_how_it_ended():
     run = two_requests().take(
         record(4, 105.0, [decode("b")], arrived=(Arrived("c", 7, 9, 104.5),)),
@@ -387,20 +381,6 @@ def test_a_mark_that_came_later_is_not_in_the_past():
     assert run.history.steps_until(3, 9)[-1].cells[1].end == ""
     assert [step.seq for step in run.history.steps_until(5, 2)] == [3, 5]
     assert run.history.steps_until(0, 9) == ()
-
-
-def test_cells_are_a_mapping_by_lane():
-    cells = steps.Cells((None, steps.Cell("a", "decode", 3), None, steps.Cell("b", "prefill", 4)))
-    assert list(cells) == [1, 3]
-    assert dict(cells.items()) == {1: steps.Cell("a", "decode", 3), 3: steps.Cell("b", "prefill", 4)}
-    assert [cell.request for cell in cells.values()] == ["a", "b"]
-    assert (cells.get(0), cells.get(9), cells.get(-1), len(cells), cells.lanes) == (None, None, None, 2, 4)
-    assert 1 in cells
-    assert 0 not in cells
-    with pytest.raises(KeyError):
-        cells[2]
-    assert cells.marked(1, "left")[1].end == "left"
-    assert cells[1].end == ""
 
 
 def test_a_request_has_one_cell_for_all_its_steps():
