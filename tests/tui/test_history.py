@@ -8,6 +8,7 @@ from engine.protocol import (
     Arrived,
     Control,
     Copy,
+    Counters,
     Durations,
     EngineInfo,
     Joined,
@@ -30,8 +31,6 @@ STATIC = Control(batching="static")
 
 
 def snapshot(seq=0, time=100.0, control=Control(), queue=Queue(), sharing=SharingLedger()):  # noqa: B008
-    from engine.protocol import Counters
-
     return Snapshot(seq, time, INFO, control, (), (), PoolTotals(free=8), WasteLedger(), sharing, queue, Counters())
 
 
@@ -396,7 +395,6 @@ def test_a_name_that_is_taken_again_is_another_request():
         record(3, 103.0, [prefill("a", 8, 1)], released=("a",), arrived=(Arrived("a", 8, 9, 102.5),),
                joined=(join("a"),)),
     )  # fmt: skip
-    window = run.history.window(100.0, 104.0)
-    assert window.ttft == (0.5, 0.5)
+    assert run.history.window(100.0, 104.0).ttft == (0.5, 0.5)
     assert [step.cells[0].hue for step in run.history.steps] == [0, 0, 1]
     assert run.fold.ordinals == {"a": 1}
