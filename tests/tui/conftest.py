@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,6 +84,49 @@ class PlayedEngine:
         self.closed = True
 
 
+class Clock:
+    """One that moves only when told."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Screen:
+    """An app under test, with what is on its screen."""
+
+    def __init__(self, app: Any, pilot: Any, engine: PlayedEngine, clock: Clock) -> None:
+        self.app, self.pilot, self.engine, self.clock = app, pilot, engine, clock
+
+    async def press(self, *keys: str) -> None:
+        """Press keys one by one, and wait for what each of them sends."""
+        for key in keys:
+            await self.pilot.press(key)
+            await self.settle()
+
+    async def settle(self) -> None:
+        changes = [worker for worker in self.app.workers if worker.group == "control"]
+        if changes:
+            await self.app.workers.wait_for_complete(changes)
+        await self.pilot.pause()
+
+    def widget(self, name: str) -> Any:
+        return self.app.query_one(f"#{name}")
+
+    def text(self, name: str) -> str:
+        return self.widget(name).text
+
+    def strips(self) -> list[Any]:
+        """What the terminal shows, as Textual painted it, colours included."""
+        return self.app.screen._compositor.render_strips()
+
+    def painted(self) -> list[str]:
+        """What the terminal shows, without colours."""
+        return ["".join(segment.text for segment in strip) for strip in self.strips()]
+
+
 def fold_all(items: Iterable[Snapshot | Record]) -> Feed:
     """A feed that has taken every item of a stream, without a loop; its clock stands at the last record."""
     iterator = iter(items)
@@ -123,3 +167,23 @@ def fold() -> Callable[[Iterable[Snapshot | Record]], Feed]:
 @pytest.fixture(scope="session")
 def frame() -> Callable[..., Frame]:
     return frame_of
+
+
+@pytest.fixture
+def running(recording: Any, played: Any) -> Callable[..., Any]:
+    """The app, over an engine that has played the recording (or `items`); nothing moves by itself."""
+    from tui.app import PagedTop
+    from tui.look import Look
+    from tui.session import Session
+
+    @asynccontextmanager
+    async def run(size: tuple[int, int] = (80, 24), items: Any = None, look: Any = None, **options: Any) -> Any:
+        engine, clock = played(items or recording), Clock()
+        app = PagedTop(Session(engine=engine, clock=clock), look or Look(), frames=False, **options)
+        async with app.run_test(size=size) as pilot:
+            await asyncio.wait_for(engine.played.wait(), 20)
+            app.draw_frame()
+            await pilot.pause()
+            yield Screen(app, pilot, engine, clock)
+
+    return run
