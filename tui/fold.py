@@ -182,7 +182,12 @@ class EngineFold:
 
     def _own(self, request: str, table: tuple[int, ...], start: int) -> None:
         """A request's table is new from index `start` on."""
-        if start < len(table):
+        if 0 < start == len(table) - 1:  # one block more, as most changes are: without arrays
+            block = table[start]
+            self.blocks.parent[block] = table[start - 1]
+            self.blocks.owner[block] = self.ordinals[request]
+            self.blocks.touched[block] = True
+        elif start < len(table):
             new = np.array(table[max(0, start - 1) :], np.int64)
             if start == 0:
                 self.blocks.parent[new[:1]] = UNKNOWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import is_
 
 from tui import figures
 from tui.history import Comparison, Window, step_seconds
@@ -61,6 +62,10 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     return box(title, right, body, width, height, look.glyphs, bottom=[(note, "dim")], front=front)
 
 
+_Chart = tuple[list[Line], float | None]
+_drawn: dict[str, tuple[tuple[int, Look, list[bool]], list[Window], _Chart]] = {}  # the last chart of each series
+
+
 def _columns(view: View, count: int) -> tuple[list[Window], float]:
     """`count` finished windows of one length, the newest last, and the seconds they cover."""
     ticks = max(1, -(-int(PLOT_WINDOW / _TICK) // max(1, count)))
@@ -68,10 +73,20 @@ def _columns(view: View, count: int) -> tuple[list[Window], float]:
     return view.history.columns(view.now, span, count), span * count
 
 
-def _plot(
-    series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look
-) -> tuple[list[Line], float | None]:
-    """A column chart `rows` high, and the top of its scale: None where nothing was measured."""
+def _plot(series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look) -> _Chart:
+    """A column chart `rows` high, and the top of its scale: None where nothing was measured.
+
+    Finished windows are the same objects from frame to frame: a chart of the same ones is drawn once.
+    """
+    of = (rows, look, marks)
+    drawn = _drawn.get(series.brief.name)
+    same = drawn is not None and drawn[0] == of and len(drawn[1]) == len(windows)
+    if drawn is None or not same or not all(map(is_, drawn[1], windows)):
+        drawn = _drawn[series.brief.name] = (of, windows, _chart(series, windows, marks, rows, look))
+    return drawn[2]
+
+
+def _chart(series: Series, windows: list[Window], marks: list[bool], rows: int, look: Look) -> _Chart:
     points = [series.measure.of(window) for window in windows]
     seen = [point for point in points if point is not None]
     most = (series.most or max(seen)) if seen else None

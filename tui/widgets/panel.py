@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 from rich.segment import Segment
@@ -22,15 +23,28 @@ from tui.themes import THEMES
 from tui.view import Frame
 
 
-@lru_cache(maxsize=1024)
-def _style(theme: str, role: str) -> Style:
-    """A role's style, with the theme's background."""
-    return Style.parse(THEMES[theme].style(role)) + Style(bgcolor=THEMES[theme].back)
+@cache
+def _styles(theme: str) -> dict[str, Style]:
+    """The style of every role, with the theme's background."""
+    back = Style(bgcolor=THEMES[theme].back)
+    return {role: Style.parse(definition) + back for role, definition in THEMES[theme].styles.items()}
 
 
 def strip(line: Line, theme: str, width: int) -> Strip:
-    """A line as Textual paints it."""
-    return Strip([Segment(text, _style(theme, role)) for text, role in line if text], width)
+    """A line, cut or padded to `width` cells, as Textual paints it."""
+    styles = _styles(theme)
+    return Strip([Segment(text, styles[role]) for text, role in fit(line, width) if text], width)
+
+
+def _runs(rows: Sequence[int], width: int) -> list[Region]:
+    """Regions that cover some rows, those that follow each other in one."""
+    regions: list[Region] = []
+    for y in rows:
+        if regions and regions[-1].bottom == y:
+            regions[-1] = Region(0, regions[-1].y, width, regions[-1].height + 1)
+        else:
+            regions.append(Region(0, y, width, 1))
+    return regions
 
 
 class Panel(Widget):
@@ -60,7 +74,7 @@ class Panel(Widget):
         self._place: Place | None = None
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
-        self._strips_width = 0
+        self._drawn = (0, 0)  # width and height of what the strips are of
         self._hovered: tuple[int, int] | None = None
 
     def put(self, place: Place | None) -> None:
@@ -79,18 +93,18 @@ class Panel(Widget):
         place = self._place
         if place is None:
             return
-        width, height, theme = place.width, place.height, look.theme.name
-        lines = [fit(line, width) for line in scene.panel(place.name, frame, width, height, look)[:height]]
-        lines += [fit([], width)] * (height - len(lines))
-        old, again = self._lines, look != self._look or len(self._lines) != len(lines) or self._strips_width != width
-        changed = [y for y, line in enumerate(lines) if again or old[y] != line]
+        width, height = place.width, place.height
+        lines = scene.panel(place.name, frame, width, height, look)[:height]
+        lines += [[] for _ in range(height - len(lines))]
+        again = look is not self._look or (width, height) != self._drawn
+        changed = [y for y, line in enumerate(lines) if again or self._lines[y] != line]
         if again:
             self._strips = [Strip.blank(width)] * height
         for y in changed:
-            self._strips[y] = strip(lines[y], theme, width)
-        self._look, self._lines, self._strips_width = look, lines, width
+            self._strips[y] = strip(lines[y], look.theme.name, width)
+        self._look, self._lines, self._drawn = look, lines, (width, height)
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*_runs(changed, width))
 
     @property
     def text(self) -> str:
