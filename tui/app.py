@@ -24,6 +24,7 @@ from tui.focus import FIRST_FOCUS, Focus, PanelName
 from tui.keys import GLOBAL, SCRUB
 from tui.look import Look
 from tui.operator import Operator
+from tui.panels.block_detail import block_events
 from tui.prefix_tree import tree_of
 from tui.question import Question
 from tui.recorder_switch import RecorderSwitch
@@ -40,6 +41,7 @@ FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
+STORY_RECORDS = 400  # that a block's story is read from
 TEXT_SECONDS = 0.3  # between two reads of what is selected
 _SHOWN = (
     "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "scrub", "footer",
@@ -78,6 +80,7 @@ class PagedTop(App[int]):
         self._panels: dict[str, Panel] = {}
         self._question = Question()
         self._advice: tuple[Suggestion, ...] = ()
+        self._story_of: tuple[object, tuple[tuple[int, str], ...]] = (None, ())
         self._advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
 
     # Building and drawing
@@ -138,6 +141,7 @@ class PagedTop(App[int]):
             step,
             self._texts.texts,
             self._suggestions(view),
+            self._story(view),
         )
 
     def draw_frame(self) -> None:
@@ -171,6 +175,18 @@ class PagedTop(App[int]):
             self._advised = asked
             self._advice = advise(view, tried=[made.after for made in self.operator.tried])
         return self._advice
+
+    def _story(self, view: View | None) -> tuple[tuple[int, str], ...]:
+        """What the last kept records tell of the block that is inspected; read anew once a second at most."""
+        focus, feed = self.focus_now, self.session.feed
+        if view is None or feed is None or focus.panel != "blocks" or not focus.inspecting or focus.map.block is None:
+            return ()
+        asked = (focus.map.block, int(view.now), self.scrub.seq)
+        if asked != self._story_of[0]:
+            records = feed.tape.records(max(feed.tape.first, view.seq - STORY_RECORDS), view.seq)
+            events = block_events(records, focus.map.block, view.engine.block_size)
+            self._story_of = (asked, tuple(events))
+        return self._story_of[1]
 
     async def _read_texts(self) -> None:
         """Ask for the texts of what the inspector shows."""

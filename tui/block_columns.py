@@ -49,13 +49,6 @@ class BlockColumns:
     def __len__(self) -> int:
         return len(self.state)
 
-    def copy(self) -> BlockColumns:
-        """One that stays as it is."""
-        other = BlockColumns.__new__(BlockColumns)
-        for name in self.__slots__:
-            setattr(other, name, getattr(self, name).copy())
-        return other
-
     def put(self, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
         """Take what a snapshot or a record says of some blocks; returns their ids [len(blocks)]."""
         at = np.array([block.block for block in blocks], np.int64)

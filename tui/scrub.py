@@ -27,9 +27,10 @@ class Scrub:
         feed = self._session.feed
         if feed is None or feed.fold is None:
             return None
-        if self.seq is not None and self._view is None:
-            self._view = feed.view(self.seq)
-        return self._view if self.seq is not None and self._view is not None else feed.view()
+        if self._view is not None and self._view.engine.started != feed.fold.engine.started:
+            self.release()
+            self._tell("another engine is here now: what was paused is gone", True)
+        return self._view or feed.view()
 
     @property
     def past(self) -> Past | None:

@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -169,6 +170,18 @@ class Tape:
             if reel.first < seq <= reel.last:
                 return next(self._records(reel, seq))
         return None
+
+    def records(self, first: int, last: int) -> Iterator[Record]:
+        """Those from `first` to `last`, beginning later where some before are not kept."""
+        reels = [reel for reel in self._reels if reel.first < last and first <= reel.last]
+        for at in range(len(reels) - 1, 0, -1):
+            if reels[at - 1].last != reels[at].first:  # some are missing between them
+                reels = reels[at:]
+                break
+        for reel in reels:
+            begin, end = max(first, reel.first + 1), min(last, reel.last)
+            if begin <= end:
+                yield from islice(self._records(reel, begin), end - begin + 1)
 
     def at(self, seq: int) -> EngineFold:
         """The state after record `seq`. It changes with the next question. Raises NotKept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from engine.protocol import (
@@ -111,15 +111,11 @@ class View:
     host_blocks: int  # of the swap space, in use
     requests: dict[str, RequestState]
     ordinals: dict[str, int]
-    blocks: BlockColumns = field(repr=False)  # the live ones: they change when the feed goes on
+    blocks: BlockColumns = field(repr=False)  # they change when the feed goes on
     record: Record | None  # the last one; None: only a snapshot was seen
     steps: tuple[Step, ...]
     lanes: dict[str, int]
     history: Windows = field(repr=False)  # the figures over time as they were known then
-
-    def frozen(self) -> View:
-        """One that stays as it is while the feed goes on."""
-        return replace(self, blocks=self.blocks.copy())
 
     def hue(self, request: str) -> int:
         """The number of a request's colour."""

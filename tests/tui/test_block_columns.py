@@ -30,12 +30,3 @@ def test_nothing_is_known_before_it_is_told():
     assert np.isnan(columns.since).all()
     assert len(BlockColumns(0)) == 0
     assert BlockColumns(0).counts() == (0,) * len(NAMES)
-
-
-def test_a_copy_stays_as_it_is():
-    columns = BlockColumns(6)
-    columns.put(BLOCKS)
-    kept = columns.copy()
-    columns.put((Block(3, "shared", 3, 16, True),))
-    assert (kept.state[3], columns.state[3]) == (FULL, SHARED)
-    assert kept.references[3] == 1

@@ -67,6 +67,8 @@ def _link(frame: Frame, look: Look) -> Line:
             out = [(glyphs.down, "bad"), (" not an engine", "bad")]
         case "ended":
             out = [(glyphs.down, "bad"), (" the engine ended", "bad")]
+    if link.found:
+        out += [(f" not believed: {clean(link.found)[:60]}", "bad")]
     if link.lost:
         out += [(f" gap of {figures.plural(link.lost, 'record')}", "bad")]
     if status.playing and link.phase == "live":
