@@ -25,8 +25,8 @@ def command(script: str, module: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; from {module} import main; sys.exit(main())"]
 
 
-def _die_with_parent() -> None:
-    """In the child, before it starts: be told to end when the parent is gone, however that came about."""
+def die_with_parent() -> None:
+    """In the child: be told to end when the parent is gone, however that came about."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -58,7 +58,7 @@ class Child:
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         return cls(process, on_line)
 

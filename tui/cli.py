@@ -114,6 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    if browser:
+        from tui.child import die_with_parent
+
+        die_with_parent()
     from tui.terminal import look
 
     screen = look(
@@ -123,9 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "utf-8" if browser else sys.stdout.encoding or "",
     )
     try:
-        if options.web:
-            return _web(options, argv)
-        return _run(_chosen(options, screen, terminal))
+        return _run(_web(options, argv) if options.web else _chosen(options, screen, terminal))
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -238,50 +240,32 @@ def _replay(trace: Path | None) -> Replay | None:
         return None
 
 
-def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
+async def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Serve pages: without --url all of them show one engine, which is started here."""
+    from tui.engine_process import EngineFailed, EngineProcess
     from tui.web import NoWeb, serve
 
-    kept = _without(argv, "--web", "--web-host", "--web-port", "--model")
-    own = None
+    own = None if options.url or options.play else EngineProcess(options.model)
+
+    async def started() -> list[str]:
+        command = [sys.executable, "-m", "tui.cli", *argv, "--no-web"]
+        if own is None:
+            return command
+        print("paged-top: starting an engine", file=sys.stderr)
+        return [*command, "--model=", "--url", await own.start()]
+
     try:
-        if not options.url and not options.play:
-            from tui.engine_process import EngineFailed, EngineProcess
-
-            async def start(own: EngineProcess) -> str:
-                return await own.start()
-
-            own = EngineProcess(options.model)
-            loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(loop)
-            print("paged-top: starting an engine", file=sys.stderr)
-            try:
-                kept += ["--url", loop.run_until_complete(start(own))]
-            except (EngineFailed, OSError) as error:
-                print(f"paged-top: error: the engine did not start: {error}", file=sys.stderr)
-                return 1
-        serve(kept, options.web_host, options.web_port)
-    except (NoWeb, OSError) as error:
+        await serve(options.web_host, options.web_port, started)
+    except NoWeb as error:
         print(f"paged-top: error: --web: {error}", file=sys.stderr)
+        return 1
+    except (EngineFailed, OSError) as error:
+        print(f"paged-top: error: the engine did not start: {error}", file=sys.stderr)
         return 1
     finally:
         if own is not None:
-            asyncio.get_event_loop().run_until_complete(own.stop())
+            await own.stop()
     return 0
-
-
-def _without(argv: Sequence[str], *names: str) -> list[str]:
-    """The arguments less some options and their values."""
-    out, skip = [], False
-    for argument in argv:
-        name, equals, _ = argument.partition("=")
-        if skip:
-            skip = False
-        elif name in names:
-            skip = name != "--web" and not equals
-        else:
-            out.append(argument)
-    return out
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:

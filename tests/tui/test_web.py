@@ -1,0 +1,109 @@
+"""`--web` as a program: pages show the screen and take keys, who may ask for them, and nothing outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+RECORDING = Path(__file__).with_name("recording.jsonl.gz")
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
+
+
+def command(port, *arguments):
+    return [sys.executable, "-m", "tui.cli", "play", str(RECORDING), "--web-port", str(port), *arguments]
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@asynccontextmanager
+async def serving(port):
+    """The server as an environment variable asks for it, which its pages' programs see too."""
+    server = await asyncio.create_subprocess_exec(
+        *command(port), env={**CLEAN, "PAGED_TOP_WEB": "1"}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        line = await asyncio.wait_for(server.stderr.readline(), 30)
+        assert line.decode() == f"paged-top: http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+        yield server
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+async def text_of(screen, words):
+    """What a page is sent, until it has said some words."""
+    seen = ""
+    while words not in seen:
+        message = await asyncio.wait_for(screen.receive(), 30)
+        assert message.type == aiohttp.WSMsgType.BINARY, (message, seen[-500:])
+        seen = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", seen + message.data.decode())
+    return seen
+
+
+def programs(server):
+    listed = ["ps", "-ww", "--ppid", str(server.pid), "-o", "pid=,args="]
+    return [
+        line for line in subprocess.run(listed, capture_output=True, text=True).stdout.splitlines() if "no-web" in line
+    ]
+
+
+async def test_pages_show_the_screen_take_keys_and_end_with_the_server(port):
+    async with serving(port) as server, aiohttp.ClientSession() as client:
+        async with client.get(f"http://localhost:{port}/") as reply:
+            page = await reply.text()
+        assert f'"ws://localhost:{port}/ws"' in page  # the host that the browser knows
+        assert not re.search(r'(src|href)="?https?://', page)
+        url = f"http://127.0.0.1:{port}/ws?width=120&height=36"
+        async with client.ws_connect(url) as first, client.ws_connect(url, origin=f"http://127.0.0.1:{port}") as second:
+            await text_of(first, "smollm2-135m")
+            await first.send_json(["stdin", "?"])
+            await text_of(first, "the screen")
+            await text_of(second, "smollm2-135m")
+            assert len(programs(server)) == 2
+            await first.send_json(["stdin", "q"])
+            while not first.closed:
+                await asyncio.wait_for(first.receive(), 30)
+            server.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(server.wait(), 30) == 0
+    assert not programs(server)
+
+
+async def test_a_page_of_another_site_cannot_press_keys(port):
+    async with serving(port) as server, aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await client.ws_connect(f"http://127.0.0.1:{port}/ws", origin="http://elsewhere.example")
+        assert not programs(server)
+
+
+async def test_a_closed_page_ends_its_program(port):
+    async with serving(port) as server, aiohttp.ClientSession() as client:
+        async with client.ws_connect(f"http://127.0.0.1:{port}/ws") as screen:
+            await text_of(screen, "smollm2-135m")
+            assert programs(server)
+        async with asyncio.timeout(30):
+            while programs(server):
+                await asyncio.sleep(0.1)
+
+
+def test_an_address_that_cannot_be_had_is_told_in_a_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(command(port, "--web"), capture_output=True, text=True, env=CLEAN, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"paged-top: error: --web: 127.0.0.1:{port}: address already in use\n"
