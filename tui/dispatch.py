@@ -35,16 +35,20 @@ def press(frame: Frame, key: str, places: Sequence[Place]) -> Reaction:
     if place is None or handle is None:
         return None
     reaction: Reaction = handle(frame, key, place.width, place.height)
+    if _stands_in(place) and isinstance(reaction, Focus) and not reaction.inspecting:
+        reaction = reaction.but(expanded=True)  # what it changes is not seen in what stands in for it
     return _settled(focus, reaction)
 
 
 def point(frame: Frame, place: Place, x: int, y: int) -> Reaction:
-    """A click at a cell of a panel: it comes to the front too."""
+    """A click at a cell of a panel: it comes to the front too. What stands in for a panel leads to it."""
     panel = owner(place.name)
     if panel is None:
         return None
     handle = getattr(MODULES[panel], "point", None)
     front = frame.focus.but(panel=panel)
+    if _stands_in(place):
+        return front.but(expanded=frame.focus.panel == panel)
     reaction = handle(replace(frame, focus=front), x, y, place.width, place.height) if handle else None
     return _settled(frame.focus, reaction) if reaction is not None else front
 
@@ -62,7 +66,7 @@ def wheel(frame: Frame, place: Place, x: int, y: int, up: bool) -> Reaction:
     if place.name in ("help", "inspect"):
         return scrolled(frame.focus, -OVERLAY_STEP if up else OVERLAY_STEP)
     panel = owner(place.name)
-    handle = getattr(MODULES[panel], "wheel", None) if panel else None
+    handle = getattr(MODULES[panel], "wheel", None) if panel and not _stands_in(place) else None
     reaction: Reaction = handle(frame, x, y, up, place.width, place.height) if handle else None
     return reaction
 
@@ -120,6 +124,11 @@ def key_at(line: Line, x: int) -> str | None:
         if x < at:
             return found
     return None
+
+
+def _stands_in(place: Place) -> bool:
+    """Whether it shows a part of its panel in short, as waste and speed do of the ledgers."""
+    return place.name.split("-")[0] not in MODULES
 
 
 def _settled(focus: Focus, reaction: Reaction) -> Reaction:
