@@ -101,6 +101,7 @@ class PagedTop(App[int]):
 
     def on_resize(self, event: events.Resize) -> None:
         self._size_now = event.size
+        self._question.put(event.size)
         self.draw_frame()
 
     def tick(self) -> None:
@@ -299,6 +300,10 @@ class PagedTop(App[int]):
         self.draw_frame()
 
     # The screen
+
+    def action_command_palette(self) -> None:
+        if self._question.asked is None:  # an open question is answered first
+            super().action_command_palette()
 
     async def action_quit(self) -> None:
         self.exit(0)

@@ -27,8 +27,14 @@ class Question:
         await self.close()
         self.asked, self._line = ask, AskLine(ask.value, compact=True)
         await screen.mount(self._line)
-        self._line.put(len(ask.label) + 3, size.height - 1, size.width - len(ask.label) - 3)
+        self.put(size)
         self._line.focus()
+
+    def put(self, size: Size) -> None:
+        """Lie on the last line of a screen of this size."""
+        if self.asked is not None and self._line is not None:
+            label = len(self.asked.label) + 3
+            self._line.put(label, size.height - 1, size.width - label)
 
     async def close(self) -> Ask | None:
         """Take it off the screen; returns what was asked."""
