@@ -6,8 +6,9 @@ import asyncio
 import gzip
 import importlib.util
 import sys
+import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,10 +102,35 @@ class Screen:
         self.app, self.pilot, self.engine, self.clock = app, pilot, engine, clock
 
     async def press(self, *keys: str) -> None:
-        """Press keys one by one, and wait for what each of them sends."""
+        """Press keys one by one, each when all that came of the one before is done."""
         for key in keys:
-            await self.pilot.press(key)
-            await self.settle()
+            await self.send(key)
+        await self.settle()
+
+    async def send(self, key: str) -> None:
+        """A key as the terminal's driver tells it; `pilot.press` does this too, and waits much longer."""
+        from textual import events
+        from textual.keys import _get_unicode_name_from_key
+
+        try:
+            character: str | None = unicodedata.lookup(_get_unicode_name_from_key(key))
+        except KeyError:
+            character = key if len(key) == 1 else None
+        event = events.Key(key, character)
+        event.set_sender(self.app)
+        self.app._driver.send_message(event)
+        for _ in range(3):  # to the screen, what has the focus, and back to the app
+            await self._handled()
+
+    async def _handled(self) -> None:
+        """Until the app, the screen and what has the focus have taken all that was in their queues."""
+        if not self.app.is_running or not self.app.screen_stack:
+            return
+        for pump in (self.app, self.app.screen, self.app.screen.focused):
+            done = asyncio.Event()
+            if pump is not None and pump.call_later(done.set):
+                with suppress(asyncio.TimeoutError):  # it was closed meanwhile
+                    await asyncio.wait_for(done.wait(), 1)
 
     async def settle(self) -> None:
         changes = [worker for worker in self.app.workers if worker.group == "control"]
