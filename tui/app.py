@@ -34,6 +34,7 @@ from tui.session import Session
 from tui.texts import TextReader
 from tui.themes import THEMES
 from tui.view import Frame, Status, View
+from tui.widgets.palette import Palette
 from tui.widgets.panel import Panel
 from tui.widgets.too_small import TooSmall
 
@@ -302,8 +303,8 @@ class PagedTop(App[int]):
     # The screen
 
     def action_command_palette(self) -> None:
-        if self._question.asked is None:  # an open question is answered first
-            super().action_command_palette()
+        if self._question.asked is None and len(self.screen_stack) == 1:  # an open question is answered first
+            self.push_screen(Palette(id="--command-palette"))
 
     async def action_quit(self) -> None:
         self.exit(0)

@@ -1,0 +1,18 @@
+"""The command palette lets go of the screen once, however often it is told to."""
+
+from __future__ import annotations
+
+from textual.command import CommandPalette
+
+
+async def test_a_palette_that_is_closed_twice_at_once_leaves_the_screen_below(running):
+    async with running() as screen:
+        await screen.press("ctrl+p")
+        palette = screen.app.screen
+        assert isinstance(palette, CommandPalette)
+        palette.dismiss()
+        palette.dismiss()
+        await screen.pilot.pause()
+        assert len(screen.app.screen_stack) == 1
+        await screen.press("2")
+        assert screen.app.focus_now.panel == "batch"
