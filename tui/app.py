@@ -304,7 +304,7 @@ class PagedTop(App[int]):
 
     def action_command_palette(self) -> None:
         if self._question.asked is None and len(self.screen_stack) == 1:  # an open question is answered first
-            self.push_screen(Palette(id="--command-palette"))
+            self.push_screen(Palette())
 
     async def action_quit(self) -> None:
         self.exit(0)

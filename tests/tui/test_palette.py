@@ -16,3 +16,15 @@ async def test_a_palette_that_is_closed_twice_at_once_leaves_the_screen_below(ru
         assert len(screen.app.screen_stack) == 1
         await screen.press("2")
         assert screen.app.focus_now.panel == "batch"
+
+
+async def test_a_palette_can_be_opened_while_the_last_one_still_leaves(running):
+    async with running() as screen:
+        await screen.press("ctrl+p")
+        screen.app.screen.dismiss()
+        screen.app.action_command_palette()
+        await screen.pilot.pause()
+        assert len(screen.app.screen_stack) == 2
+        screen.app.screen.dismiss()
+        await screen.pilot.pause()
+        assert len(screen.app.screen_stack) == 1
