@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -25,9 +26,12 @@ from engine.protocol import (
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused, Unreachable
 
 Answer = TypeVar("Answer")
+UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
 
 CONNECT_TIMEOUT = 3.0
 READ_TIMEOUT = 10.0  # of an answer; the step stream may be silent for as long as the engine is idle
+WHOLE_TIMEOUT = 60.0  # of a whole snapshot, however steadily it comes
+MAX_ANSWER = 1 << 28  # bytes; a snapshot of a million blocks has about 80 million
 _NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that an engine with texts gives
 
 
@@ -45,17 +49,15 @@ class HttpEngine:
 
     async def snapshot(self) -> Snapshot:
         """The engine's state now. Raises Unreachable or NotAnEngine."""
-        response = await self._get("/engine/snapshot")
+        content = await self._get("/engine/snapshot")
         try:
-            snapshot = decode_snapshot(response.content)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            snapshot = decode_snapshot(content)
+        except UNDECODED as error:
+            _check_version(content)
             raise NotAnEngine(
                 f"{self._at('/engine/snapshot')} answers, but not with an engine's snapshot ({error})"
             ) from None
-        if snapshot.engine.protocol != PROTOCOL_VERSION:
-            raise NotAnEngine(
-                f"the engine speaks protocol {snapshot.engine.protocol}; this paged-top knows {PROTOCOL_VERSION}"
-            )
+        _require_version(snapshot.engine.protocol)
         return snapshot
 
     async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
@@ -87,7 +89,7 @@ class HttpEngine:
         response = await self._asked("DELETE", f"/engine/requests/{quote(request, safe='')}")
         try:
             return msgspec.json.decode(response.content, type=dict[str, tuple[str, ...]])["cancelled"]
-        except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
+        except (*UNDECODED, KeyError) as error:
             raise Refused(f"the answer does not say who ended ({error})") from None
 
     async def change(self, changes: dict[str, Any]) -> Accepted:
@@ -97,7 +99,7 @@ class HttpEngine:
             answer = msgspec.json.decode(response.content, type=dict[str, Any])
             step = int(answer.pop("step"))
             return Accepted(msgspec.convert(answer, Control), step)
-        except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        except (*UNDECODED, KeyError, TypeError, ValueError) as error:
             raise Refused(f"the answer was not a control ({error})") from None
 
     async def close(self) -> None:
@@ -115,7 +117,7 @@ class HttpEngine:
             raise self._unexpected(response.status_code, path)
         try:
             return decode(response.content)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNDECODED as error:
             raise NotAnEngine(f"{self._at(path)} answers, but not with a text ({error})") from None
 
     async def _asked(self, method: str, path: str, **body: Any) -> httpx.Response:
@@ -128,14 +130,24 @@ class HttpEngine:
             raise Refused(f"HTTP {response.status_code}: {_error_message(response.content)}")
         return response
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _get(self, path: str) -> bytes:
+        """What is there: at once no more than an engine would say, whatever stands there, and in a bounded time."""
+        content = bytearray()
         try:
-            response = await self._http.get(path)
+            async with asyncio.timeout(WHOLE_TIMEOUT), self._http.stream("GET", path) as response:
+                if response.status_code != 200:
+                    raise self._unexpected(response.status_code, path)
+                async for chunk in response.aiter_bytes():
+                    content += chunk
+                    if len(content) > MAX_ANSWER or bytes(content[:64]).lstrip()[:1] not in (b"", b"{"):
+                        break
         except httpx.HTTPError as error:
             raise Unreachable(_reason(error)) from None
-        if response.status_code != 200:
-            raise self._unexpected(response.status_code, path)
-        return response
+        except TimeoutError:
+            raise Unreachable(f"no whole answer within {WHOLE_TIMEOUT:.0f} s") from None
+        if len(content) > MAX_ANSWER:
+            raise NotAnEngine(f"{self._at(path)} answers with more than {MAX_ANSWER:,} bytes")
+        return bytes(content)
 
     def _unexpected(self, status: int, path: str) -> Unreachable | NotAnEngine:
         if status in (502, 503, 504):
@@ -147,25 +159,53 @@ class HttpEngine:
 
 
 async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, its lines joined; comments and other fields are dropped."""
-    rest = b""
+    """The data of each server-sent event, its lines joined; comments and other fields are dropped.
+
+    Raises NotAnEngine where one is longer than any record.
+    """
+    rest = bytearray()
     async for chunk in chunks:
-        *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
-        for event in events:
-            data = [line[5:].lstrip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        at = max(0, len(rest) - 3)  # from here on an end may be new: one may be cut in its middle
+        rest += chunk
+        if b"\r" in chunk:
+            rest, at = rest.replace(b"\r\n", b"\n"), 0
+        begin = 0
+        while (end := rest.find(b"\n\n", max(at, begin))) >= 0:
+            data = [line[5:].lstrip() for line in rest[begin:end].split(b"\n") if line.startswith(b"data:")]
             if data:
-                yield b"\n".join(data)
+                yield bytes(b"\n".join(data))
+            begin = end + 2
+        del rest[:begin]
+        if len(rest) > MAX_ANSWER:
+            raise NotAnEngine(f"the step stream has a record of more than {MAX_ANSWER:,} bytes")
+
+
+def _check_version(content: bytes) -> None:
+    """An engine of another version may tell a snapshot that does not decode: its version says why."""
+    try:
+        version = msgspec.json.decode(content)["engine"]["protocol"]
+    except (*UNDECODED, LookupError, TypeError):
+        return
+    if isinstance(version, int):
+        _require_version(version)
+
+
+def _require_version(version: int) -> None:
+    if version != PROTOCOL_VERSION:
+        raise NotAnEngine(f"the engine speaks protocol {version}; this paged-top knows {PROTOCOL_VERSION}")
 
 
 def _decode(data: bytes) -> Record | Gap | Snapshot:
     try:
         return decode_item(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNDECODED as error:
         raise NotAnEngine(f"the step stream has a record that does not decode ({error})") from None
 
 
 def _reason(error: httpx.HTTPError) -> str:
     match error:
+        case httpx.ConnectError() if "SSL" in str(error):
+            return f"no TLS with what answers there ({str(error)[:200]})"
         case httpx.ConnectTimeout() | httpx.ConnectError():
             return "nothing answers there"
         case httpx.TimeoutException():
@@ -180,7 +220,7 @@ def _error(content: bytes) -> dict[str, Any]:
     """An OpenAI-style error, or nothing."""
     try:
         error = msgspec.json.decode(content)["error"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*UNDECODED, KeyError, TypeError):
         return {}
     return error if isinstance(error, dict) else {}
 

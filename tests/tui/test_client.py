@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+import httpx
 import msgspec
 import pytest
 from aiohttp import web
 
 from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
-from tui.client import HttpEngine, _events
+from tui.client import HttpEngine, _events, _reason
 from tui.engine_api import Missing, NotAnEngine, Refused, Unreachable
 
 
@@ -52,6 +53,9 @@ async def test_nothing_there_is_unreachable():
     [
         (b"<html>", 200, NotAnEngine, "not with an engine's snapshot"),
         (b"{}", 200, NotAnEngine, "not with an engine's snapshot"),
+        (b'{"type": "snapshot", "a": ' + b"[" * 100_000, 200, NotAnEngine, "not with an engine's snapshot"),
+        (b'{"type": "snapshot", "a": "\xff"}', 200, NotAnEngine, "not with an engine's snapshot"),
+        (b'{"type": "snapshot", "engine": {"protocol": 99}}', 200, NotAnEngine, "the engine speaks protocol 99"),
         (b"", 404, NotAnEngine, "answers HTTP 404; a paged-engine answers 200"),
         (b"", 401, NotAnEngine, "HTTP 401"),
         (b"loading", 503, Unreachable, "HTTP 503: not ready"),
@@ -61,6 +65,65 @@ async def test_what_answers_is_told(body, status, error, words):
     async with serving(get__engine__snapshot=answering(body, status)) as engine:
         with pytest.raises(error, match=words):
             await engine.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("start", "words"), [(b"x", "not with an engine's snapshot"), (b'{"a": "', "answers with more than 200,000 bytes")]
+)
+async def test_an_answer_without_an_end_is_given_up(monkeypatch, start, words):
+    monkeypatch.setattr("tui.client.MAX_ANSWER", 200_000)
+
+    async def endless(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(start + b"x" * 50_000)
+
+    async with serving(get__engine__snapshot=endless) as engine:
+        with pytest.raises(NotAnEngine, match=words):
+            await engine.snapshot()
+
+
+async def test_an_answer_that_trickles_is_given_up(monkeypatch):
+    monkeypatch.setattr("tui.client.WHOLE_TIMEOUT", 0.1)
+
+    async def trickling(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.01)
+
+    async with serving(get__engine__snapshot=trickling) as engine:
+        with pytest.raises(Unreachable, match="no whole answer"):
+            await engine.snapshot()
+
+
+async def test_an_event_without_an_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("tui.client.MAX_ANSWER", 200_000)
+
+    async def chunks():
+        while True:
+            yield b"data: " + b"x" * 50_000
+
+    with pytest.raises(NotAnEngine, match="more than 200,000 bytes"):
+        async for _ in _events(chunks()):
+            pass
+
+
+async def test_records_in_brackets_without_end_are_no_engine():
+    async def steps(request):
+        return web.Response(body=b'data: {"type": "step", "a": ' + b"[" * 100_000 + b"\n\n")
+
+    async with serving(get__engine__steps=steps) as engine:
+        with pytest.raises(NotAnEngine, match="does not decode"):
+            await anext(engine.steps(1))
+
+
+async def test_a_certificate_that_is_not_trusted_is_told():
+    error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate")
+    assert "no TLS" in _reason(error)
+    assert "self-signed" in _reason(error)
 
 
 async def test_a_newer_protocol_is_named(recording):
