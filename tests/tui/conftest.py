@@ -196,20 +196,38 @@ def frame() -> Callable[..., Frame]:
 
 
 @pytest.fixture
-def running(recording: Any, played: Any) -> Callable[..., Any]:
-    """The app, over an engine that has played the recording (or `items`); nothing moves by itself."""
+def showing() -> Callable[..., Any]:
+    """The app over a session; nothing moves by itself. `ready` is waited for before the first frame."""
     from tui.app import PagedTop
     from tui.look import Look
-    from tui.session import Session
 
     @asynccontextmanager
-    async def run(size: tuple[int, int] = (80, 24), items: Any = None, look: Any = None, **options: Any) -> Any:
-        engine, clock = played(items or recording), Clock()
-        app = PagedTop(Session(engine=engine, clock=clock), look or Look(), frames=False, **options)
+    async def show(
+        session: Any, engine: Any, clock: Any, ready: Any, size: Any = (80, 24), look: Any = None, **options: Any
+    ) -> Any:
+        app = PagedTop(session, look or Look(), frames=False, **options)
         async with app.run_test(size=size) as pilot:
-            await asyncio.wait_for(engine.played.wait(), 20)
+            await asyncio.wait_for(ready(), 20)
             app.draw_frame()
             await pilot.pause()
             yield Screen(app, pilot, engine, clock)
 
+    return show
+
+
+@pytest.fixture
+def running(recording: Any, played: Any, showing: Any) -> Callable[..., Any]:
+    """The app over an engine that has played the recording, or `items`."""
+    from tui.session import Session
+
+    def run(size: tuple[int, int] = (80, 24), items: Any = None, look: Any = None, **options: Any) -> Any:
+        engine, clock = played(items or recording), Clock()
+        session = Session(engine=engine, clock=clock)
+        return showing(session, engine, clock, engine.played.wait, size, look, **options)
+
     return run
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

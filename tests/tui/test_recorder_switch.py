@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from engine.protocol import encode
+from tui import figures
 from tui.feed import Feed
 from tui.player import Player
 from tui.recorder_switch import RecorderSwitch
@@ -12,7 +15,11 @@ from tui.session import Session
 
 
 def state(fold):
-    return encode(fold.to_snapshot())
+    """All of it; the order of requests that arrived at the same moment is not told by a snapshot."""
+    snapshot = fold.to_snapshot()
+    return encode(
+        msgspec.structs.replace(snapshot, requests=tuple(sorted(snapshot.requests, key=lambda one: one.request)))
+    )
 
 
 async def record_to(screen, path):
@@ -48,7 +55,7 @@ async def test_what_is_recorded_plays_back_to_the_same_state(running, recording,
         assert "recording kept.jsonl.gz: 20 records" in screen.text("footer")
         then = state(feed.fold)
         await screen.press("r")
-        assert f"recorded 20 records, {path.stat().st_size / 1024:.1f} KiB" in screen.text("footer")
+        assert f"recorded 20 records, {figures.size(path.stat().st_size)}, to" in screen.text("footer")
         for record in recording[-10:]:
             feed._take(record)
         screen.app.say("")
@@ -107,8 +114,6 @@ async def test_a_gap_is_recorded_as_one(running, recording, fold, tmp_path):
 
 
 async def test_another_engine_ends_the_recording(running, recording, tmp_path):
-    import msgspec
-
     async with running() as screen:
         feed = screen.app.session.feed
         await record_to(screen, tmp_path / "one.jsonl")
