@@ -46,6 +46,11 @@ class Feed:
         self._found_at = 0.0
 
     @property
+    def found(self) -> str:
+        """The last thing that could not be believed; empty where all was sound."""
+        return self._found
+
+    @property
     def link(self) -> Link:
         lost = self._lost if self._clock() - self._lost_at < GAP_SHOWN else 0
         now = self._clock()

@@ -115,14 +115,17 @@ async def play_once(path: Path, step: int | None, json: bool, size: tuple[int, i
         player.seek(step)
     following = asyncio.create_task(session.run())
     try:
-        while not (player.ended if step is None else player.arrived):
+        while not (player.ended if step is None else player.arrived) and not following.done():
             await asyncio.sleep(0.01)
         if player.ended and not player.complete:
             print(f"paged-top play: {player.note}", file=sys.stderr)
-        if step is not None and player.position.seq != step:
-            print(f"paged-top play: step {step:,} is not in it: this is {player.position.seq:,}", file=sys.stderr)
         assert session.feed is not None
         assert session.feed.fold is not None
+        shown = session.feed.fold.seq
+        if session.feed.found:
+            print(f"paged-top play: {session.feed.found} after record {shown:,}", file=sys.stderr)
+        if step is not None and shown != step:
+            print(f"paged-top play: step {step:,} is not in it: this is {shown:,}", file=sys.stderr)
         if json:
             print(totals_json(session.feed.fold.to_snapshot()))
         else:

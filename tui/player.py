@@ -19,6 +19,7 @@ from typing import Any
 
 from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
 from tui import controls
+from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
 from tui.recording import STDIN, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
 
@@ -71,10 +72,15 @@ class Player:
         self._reading = Reading(path, decode_item)
         start = next(self._reading)
         assert isinstance(start, Snapshot)
+        try:
+            check_snapshot(start)
+        except Contradiction as error:
+            raise RecordingError(f"{path}: its first snapshot cannot be true: {error}") from None
         self.engine, self.began = start.engine, start.time
         self.first = start.seq
         self.index = Index(path, scan_after)
         self._picture: Snapshot | None = start  # to be handed over before any record
+        self._told: Snapshot | None = None  # handed over, and no records asked for since
         self._next: Record | Snapshot | None = None  # read, and not yet handed over
         self._seq, self._time = start.seq, start.time  # of what was handed over
         self._target = 0  # up to here all is handed over at once
@@ -172,7 +178,7 @@ class Player:
 
     async def snapshot(self) -> Snapshot:
         """The picture that records go on from. Asked for out of turn, the reader does not believe what it was told."""
-        while self._picture is None:
+        while self._picture is None or self._picture is self._told:
             item = self._peek()
             if item is None:
                 raise NotAnEngine(f"the recording contradicts itself after record {self._seq:,}")
@@ -180,11 +186,13 @@ class Player:
             if isinstance(item, Snapshot):
                 self._hand_over(item)
             await asyncio.sleep(0)
+        self._told = self._picture
         return self._picture
 
     async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
         """Records from the last picture on, each at its time. The stream ends where a snapshot is to be read."""
         self.index.start()
+        self._told = None
         rewinds, handed = self._rewinds, 0
         while rewinds == self._rewinds:
             item = self._peek()

@@ -39,6 +39,7 @@ _GZIP = 31  # zlib's window bits, with gzip's header
 _MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK = 1 << 18  # bytes read at once
+_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
 
 
 class RecordingError(Exception):
@@ -277,7 +278,7 @@ class Reading(Generic[T]):
         """A line's item; None where the file breaks off in it, which `note` then says."""
         try:
             return self._decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _UNDECODED as error:
             if line.endswith(b"\n") or _whole(line):
                 raise self._wrong(line.strip(), error) from None
         broken = self._unzipped.broken if self._unzipped else ""
@@ -321,7 +322,7 @@ class Reading(Generic[T]):
             self._check_version(_decode_version(text).engine.protocol)
         except RecordingError as found:
             return found
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except _UNDECODED:
             pass
         if self._first:
             return RecordingError(f"{self.path} is not a recording: line {self.line} is {_shown(text[:40])} ({error})")
@@ -385,7 +386,7 @@ def _whole(text: bytes) -> bool:
     """Whether it is JSON to its end."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except _UNDECODED:
         return False
     return True
 
