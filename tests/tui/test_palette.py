@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from textual.command import CommandPalette
+from rich.style import Style
+from textual.command import CommandList, CommandPalette
+from textual.events import Click
 
 
 async def test_a_palette_that_is_closed_twice_at_once_leaves_the_screen_below(running):
@@ -28,3 +30,14 @@ async def test_a_palette_can_be_opened_while_the_last_one_still_leaves(running):
         screen.app.screen.dismiss()
         await screen.pilot.pause()
         assert len(screen.app.screen_stack) == 1
+
+
+async def test_a_click_on_a_command_that_is_gone_from_the_list_is_nothing(running):
+    async with running() as screen:
+        await screen.press("ctrl+p")
+        await screen.pilot.pause()
+        found = screen.app.screen.query_one(CommandList)
+        click = Click(found, 0, 0, 0, 0, 1, False, False, False, style=Style.from_meta({"option": 500}))
+        found.post_message(click)
+        await screen.pilot.pause()
+        assert screen.app.is_running
