@@ -29,7 +29,7 @@ def impossible(snapshot):
 
 def test_a_first_snapshot_that_cannot_be_true_is_told_when_opened(recording, tmp_path):
     path = written(tmp_path / "a.jsonl", impossible(recording[0]), encode(recording[1]))
-    with pytest.raises(RecordingError, match="its first snapshot cannot be true: .*block_size cannot be 0"):
+    with pytest.raises(RecordingError, match=r"its first snapshot cannot be true: .*block_size cannot be 0"):
         Player(path)
 
 
