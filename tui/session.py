@@ -71,7 +71,7 @@ class Session:
     def target(self) -> str:
         """What it is attached to, in words."""
         if self.player is not None:
-            return str(self.player.path)
+            return self.player.path.name
         return self.url or (f"an engine of its own, {self._own.model or 'the default model'}" if self._own else "")
 
     @property
