@@ -65,7 +65,7 @@ Reaction = Focus | Command | None  # None: the key or the place means nothing he
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """For the help: `keys` as a person reads them ("enter", "← →"), and what they do here."""
+    """For the help: `keys` as a person reads them ("enter", "up down"), and what they do here."""
 
     keys: str
     does: str

@@ -148,7 +148,7 @@ async def test_help_lists_every_key_and_every_glyph_at_every_size(running, size)
             "held: ended, kept",
             "quit",
         ):
-            assert words[: size[0] - 16] in told  # a narrow screen cuts the last letters
+            assert all(word in told for word in words.split())  # a narrow screen breaks lines between words
 
 
 async def test_help_scrolls_both_ways_and_begins_at_its_top_again(running):

@@ -24,8 +24,8 @@ from tui.panels.waits import reason
 from tui.view import Frame, View
 
 KEYS: tuple[Key, ...] = (
-    Key("← →", "the step under the cursor; end: the newest"),
-    Key("↑ ↓", "select a request"),
+    Key("left right", "the step under the cursor; end: the newest"),
+    Key("up down", "select a request"),
     Key("enter", "what that step did"),
     Key("+ -", "fewer or more steps a column"),
     Key("home end", "the oldest step kept, the newest"),

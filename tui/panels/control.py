@@ -20,7 +20,7 @@ from tui.replay import FASTEST, SLOWEST, Load
 from tui.view import Frame, View
 
 KEYS: tuple[Key, ...] = (
-    Key("up down", "the line"),
+    Key("up down", "select a line"),
     Key("enter", "the next value, ask for a number, start or stop the replay, apply advice"),
     Key("+ -", "double or halve a number, or the replay's speed"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from tui import controls
 from tui.keys import GLOBAL, GlobalKey
@@ -14,21 +15,23 @@ from tui.view import Frame
 
 _GROUPS = {"screen": "the screen", "time": "time", "engine": "the engine"}
 _COLUMN = 44  # cells of a column
+_KEY = 12  # cells of a key or a glyph, before what it means
 
 
 def lines(frame: Frame, width: int, look: Look) -> list[Line]:
     """Everything, in as many columns as fit."""
-    panel = frame.focus.panel
-    here = [(key.keys, key.does) for key in MODULES[panel].KEYS]
-    sections: list[list[Line]] = [_section(f"in {TITLES[panel]}", here)] if here else []
+    panel, columns = frame.focus.panel, max(1, width // _COLUMN)
+    cells = width // columns - 1  # the last one parts it from the next column
+    here = [(key.keys, "key", key.does) for key in MODULES[panel].KEYS]
+    sections = [_section(f"in {TITLES[panel]}", here, cells)]
     for group, name in _GROUPS.items():
         if group == "engine" and frame.status.readonly:
             sections.append([[(" the engine", "title")], [(" readonly: nothing is sent", "dim")]])
             continue
         keys = [key for key in GLOBAL if key.group == group and (frame.status.playing or not key.replays)]
-        sections.append(_section(name, [(key.shown, _does(key)) for key in keys]))
-    sections += [_glyphs("the map", block_map.legend(look)), _glyphs("the batch", _batch(look)), _notes(look)]
-    columns = max(1, width // _COLUMN)
+        sections.append(_section(name, [(key.shown, "key", _does(key)) for key in keys], cells))
+    sections.append(_section("the map", block_map.legend(look), cells))
+    sections += [_section("the batch", _batch(look), cells), _notes(look, cells)]
     return _columns(sections, columns, width // columns)
 
 
@@ -49,12 +52,13 @@ def _does(key: GlobalKey) -> str:
     return key.does
 
 
-def _section(title: str, keys: Sequence[tuple[str, str]]) -> list[Line]:
-    return [[(f" {title}", "title")], *([(f" {shown:<10} ", "key"), (does, "text")] for shown, does in keys)]
-
-
-def _glyphs(title: str, entries: Sequence[tuple[str, str, str]]) -> list[Line]:
-    return [[(f" {title}", "title")], *([(f" {glyph:<10} ", role), (means, "text")] for glyph, role, means in entries)]
+def _section(title: str, entries: Sequence[tuple[str, str, str]], cells: int) -> list[Line]:
+    """Keys or glyphs, each with its role and what it means, in lines of at most `cells`."""
+    out: list[Line] = [[(f" {title}", "title")]]
+    for shown, role, means in entries:
+        for at, words in enumerate(wrap(means, cells - _KEY)):
+            out.append([(f" {'' if at else shown:<{_KEY - 2}} ", role), (words, "text")])
+    return out
 
 
 def _batch(look: Look) -> list[tuple[str, str, str]]:
@@ -74,17 +78,14 @@ def _batch(look: Look) -> list[tuple[str, str, str]]:
     ]
 
 
-def _notes(look: Look) -> list[Line]:
+def _notes(look: Look, cells: int) -> list[Line]:
     texts = (
-        "A colour is a request, the same in",
-        "the map and in the batch.",
+        "A colour is a request, the same in the map and in the batch.",
         f"{look.glyphs.dash} was not measured.",
-        "The mouse: click selects, the wheel",
-        "scrolls or zooms; keys can be clicked.",
-        "Events: switches, preemptions,",
-        "copies, gaps, a cleared cache.",
+        "The mouse: click selects, the wheel scrolls or zooms; keys can be clicked.",
+        "Events: switches, preemptions, copies, gaps, a cleared cache.",
     )
-    return [[(" notes", "title")], *([(f" {text}", "dim")] for text in texts)]
+    return [[(" notes", "title")], *([(f" {line}", "dim")] for text in texts for line in wrap(text, cells - 1))]
 
 
 def _columns(sections: Sequence[list[Line]], columns: int, width: int) -> list[Line]:

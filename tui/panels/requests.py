@@ -16,7 +16,7 @@ from tui.panels.request_columns import BY_NAME, COLUMNS, Column, fitting, ordere
 from tui.view import Frame, View
 
 KEYS: tuple[Key, ...] = (
-    Key("↑ ↓", "select a request"),
+    Key("up down", "select a request"),
     Key("enter", "all about it, and its text"),
     Key("< >", "sort by another column"),
     Key("I", "the other way round"),

@@ -19,7 +19,8 @@ KEYS = (
     Key("up down", "select a node of the prefix tree"),
     Key("+ -", "open and close it"),
     Key("enter", "who shares it, its blocks and its text"),
-    Key("home end pageup pagedown", "far up and down"),
+    Key("pgup pgdn", "a screen up or down"),
+    Key("home end", "the first or the last node"),
 )
 TREE_ROWS = 3  # of the tree at least, where the ledger gives way to it
 LEDGER_ROWS = 14  # of the ledger at most
