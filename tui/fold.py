@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from engine.protocol import Record, RequestState, Snapshot, counted
-from tui.block_columns import FREE, SHARED, UNKNOWN, BlockColumns
+from tui.block_columns import CACHED, FREE, SHARED, UNKNOWN, BlockColumns
 
 Dropped = list[tuple[int, tuple[int, ...]]]  # who lost blocks of its table: its ordinal, and the table as it was
 
@@ -79,12 +79,12 @@ class EngineFold:
         ):
             if name in self.requests:
                 dropped.append((self.ordinals[name], self.requests[name].table))
-        self._apply_requests(record, dropped)
+        taken = self._apply_requests(record, dropped)
         for left in record.left:
             del self.requests[left.request]
             del self.ordinals[left.request]
         if record.blocks:
-            self._apply_blocks(record, dropped)
+            self._apply_blocks(record, dropped, taken)
         self.pool, self.waste, self.sharing = record.pool, record.waste, record.sharing
         self.queue = record.queue
         self.host_blocks = record.host_blocks
@@ -110,8 +110,8 @@ class EngineFold:
             host_blocks=self.host_blocks,
         )
 
-    def _apply_requests(self, record: Record, dropped: Dropped) -> None:
-        """`dropped` gets who lost blocks."""
+    def _apply_requests(self, record: Record, dropped: Dropped) -> list[int]:
+        """`dropped` gets who lost blocks; returns those that were taken empty, also where another had them until then."""
         requests = self.requests
         for request in record.unreserved:
             self._change(request, allocation="paged")
@@ -164,21 +164,30 @@ class EngineFold:
             if joined.allocation == "reserved":  # what is reserved is not shared: its children run on their own
                 for state in [state for state in requests.values() if state.parent == joined.request]:
                     self._change(state.request, parent=None)
+        size = self.engine.block_size
+        found = {joined.request: (joined.cached_tokens - joined.copied_tokens) // size for joined in record.joined}
+        full = {joined.request: found[joined.request] + -(-joined.shared_tokens // size) for joined in record.joined}
+        taken = [copy.target for copy in record.copies]
         for change in record.tables:
-            table = requests[change.request].table
-            if change.start < len(table):
-                dropped.append((self.ordinals[change.request], table))
-            self._change(change.request, table=table[: change.start] + change.blocks)
-            self._own(change.request, requests[change.request].table, change.start)
-        for joined in record.joined:
-            found = (joined.cached_tokens - joined.copied_tokens) // self.engine.block_size
-            if found:
-                blocks = list(requests[joined.request].table[:found])
+            name = change.request
+            table = requests[name].table
+            taken_empty = change.blocks[max(0, full.get(name, 0) - change.start) :]
+            if change.start < len(table):  # a beam may go on from what another holds
+                dropped.append((self.ordinals[name], table))
+                taken_empty = tuple(block for block in taken_empty if not self.blocks.references[block])
+            taken += taken_empty
+            self._change(name, table=table[: change.start] + change.blocks)
+            self._own(name, requests[name].table, change.start)
+        self.blocks.hits[taken] = 0
+        for name, count in found.items():
+            if count:
+                blocks = list(requests[name].table[:count])
                 self.blocks.hits[blocks] += 1
                 self.blocks.touched[blocks] = True
         self._advance(record)
         for held in record.held:
             self._change(held.request, status="held", reason=held.reason)
+        return taken
 
     def _own(self, request: str, table: tuple[int, ...], start: int) -> None:
         """A request's table is new from index `start` on."""
@@ -196,14 +205,20 @@ class EngineFold:
             self.blocks.owner[own] = self.ordinals[request]
             self.blocks.touched[own] = True
 
-    def _apply_blocks(self, record: Record, dropped: Dropped) -> None:
+    def _apply_blocks(self, record: Record, dropped: Dropped, taken: list[int]) -> None:
         columns = self.blocks
         ids = np.fromiter((block.block for block in record.blocks), np.int64, len(record.blocks))
         was_shared, was_held = columns.state[ids] == SHARED, columns.references[ids] > 0
+        was_cached = columns.state[ids] == CACHED
         columns.put(record.blocks)
         columns.changed[ids] = record.seq
         held = columns.references[ids] > 0
-        columns.since[ids[held & ~was_held]] = record.time
+        columns.since[ids[held & ~was_held]] = columns.since[taken] = record.time
+        # By a request that joined and ended at once, which tells no table: found, or filled with something else.
+        passed = ids[was_cached & (columns.state[ids] == CACHED)]
+        columns.since[passed] = record.time
+        columns.owner[passed] = columns.parent[passed] = UNKNOWN
+        columns.hits[passed] = 0
         freed = ids[columns.state[ids] == FREE]
         columns.since[freed] = np.nan
         columns.owner[freed] = columns.parent[freed] = UNKNOWN

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import msgspec
 import numpy as np
 import pytest
 
-from engine.protocol import Control, Record, Snapshot, decode_item, encode
-from tui.block_columns import UNKNOWN
+from engine.block_pool import BlockPool
+from engine.core import EngineCore
+from engine.protocol import Control, EngineInfo, Record, Snapshot, decode_item, encode
+from engine.sampling_params import SamplingParams
+from tui.block_columns import CACHED, FREE, UNKNOWN
 from tui.checks import check_record, check_snapshot
 from tui.fold import EngineFold, MissingRecords
 
@@ -108,7 +112,7 @@ def test_what_is_touched_is_all_that_changed(recording):
     fold = EngineFold(recording[0])
     fold.blocks.touched[:] = False
     for record in recording[1:]:
-        before = fold.blocks.copy()
+        before = deepcopy(fold.blocks)
         fold.blocks.touched[:] = False
         fold.apply(record)
         for name in (slot for slot in before.__slots__ if slot != "touched"):
@@ -126,3 +130,78 @@ def test_requests_that_come_together_have_ordinals_in_their_order(recording):
         for at, arrived in enumerate(record.arrived):
             assert arrived.request in gone or fold.ordinals[arrived.request] == seen + at
     assert msgspec.structs.astuple(fold.pool) == fold.blocks.counts()
+
+
+@pytest.fixture
+def taken_now(monkeypatch):
+    """The blocks that the engine's pool has handed out empty, whoever had them before; to be cleared."""
+    taken, take = set(), BlockPool._take
+
+    def noting(pool, block):
+        taken.add(block)
+        return take(pool, block)
+
+    monkeypatch.setattr(BlockPool, "_take", noting)
+    return taken
+
+
+def test_a_block_that_was_taken_empty_has_been_found_by_nobody_and_is_held_since_then(simulated, taken_now):
+    chance = random.Random(5)
+    stream = simulated.simulate(
+        3_000,
+        {at: controls_of(chance) for at in range(0, 3_000, 75)},
+        blocks=200,
+        max_model_len=1280,
+        rate=6.0,
+        system_tokens=200,
+        seed=5,
+        aborts=0.04,
+        host_blocks=60,
+        follow=0.3,
+        forked=0.2,
+        check_invariants=False,
+    )
+    fold = EngineFold(next(stream))
+    evicted = handed_over = found = 0
+    for record in stream:
+        before = deepcopy(fold.blocks)
+        fold.apply(record)
+        taken = np.array(sorted(taken_now), np.int64)
+        taken_now.clear()
+        assert not fold.blocks.hits[taken].any()
+        kept = taken[fold.blocks.state[taken] != FREE]
+        assert (fold.blocks.since[kept] == record.time).all()
+        evicted += int((before.hits[taken] > 0).sum())
+        handed_over += int((before.references[kept] > 0).sum())
+        others = fold.blocks.state != FREE
+        others[taken] = False
+        assert (fold.blocks.hits[others] >= before.hits[others]).all()
+        found += int((fold.blocks.hits[others] > before.hits[others]).sum())
+    assert min(evicted, handed_over, found) > 20
+
+
+def test_nothing_is_known_of_a_cached_block_that_a_request_used_within_one_record(simulated):
+    clock = simulated._Clock()
+    info = EngineInfo("m", "float32", "cpu", 4, 8, 1, 32, "0")
+    core = EngineCore(simulated._Runner(clock), info, Control(), clock=clock, check_invariants=True)
+    fold = EngineFold(core.snapshot())
+
+    def ask(name, prompt):
+        core.add(name, prompt, SamplingParams(max_tokens=1))
+        while (record := core.step()[1]) is not None:
+            fold.apply(record)
+
+    core.add("a", [1] * 16, SamplingParams(max_tokens=8))
+    core.add("b", [1] * 16, SamplingParams(max_tokens=8))
+    while (record := core.step()[1]) is not None:
+        fold.apply(record)
+    told = np.flatnonzero((fold.blocks.state == CACHED) & (fold.blocks.owner != UNKNOWN))
+    assert len(told) >= 4
+    ask("c", [2] * 31)  # takes all there are, and has left with the record that tells of it
+    assert fold.to_snapshot() == core.snapshot()
+    passed = told[fold.blocks.state[told] == CACHED]
+    assert len(passed) >= 4
+    assert (fold.blocks.parent[passed] == UNKNOWN).all()
+    assert (fold.blocks.owner[passed] == UNKNOWN).all()
+    assert not fold.blocks.hits[passed].any()
+    assert (fold.blocks.since[passed] == fold.time).all()
