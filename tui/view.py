@@ -136,3 +136,8 @@ class Frame:
     texts: Texts = NO_TEXTS
     advice: tuple[Suggestion, ...] = ()
     block_events: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def unread(self) -> str:
+        """Why a text is not there."""
+        return self.texts.unknown or ("not read while paused" if self.status.past else "not read yet")

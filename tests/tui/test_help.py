@@ -32,6 +32,7 @@ def test_nothing_is_cut_off_at_any_width(panel, width):
 @pytest.mark.parametrize("panel", PANELS)
 def test_keys_can_be_read_in_ascii_and_stay_in_their_column(panel):
     for key in MODULES[panel].KEYS:
-        assert key.keys.isascii() and len(key.keys) <= 10
+        assert key.keys.isascii()
+        assert len(key.keys) <= 10
     frame = Frame(Status(Link("connecting")), None, Focus(panel=panel))
     assert all(text_of(line).isascii() for line in help.lines(frame, 38, Look(ASCII)))

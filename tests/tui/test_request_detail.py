@@ -116,11 +116,33 @@ def test_of_a_long_text_the_newest_lines_are_shown(busy, width):
     _, lines = told(busy, name, width, Texts({name: streamed(["p"] * 500, words)}))
     at = next(index for index, line in enumerate(lines) if text_of(line).startswith(" text"))
     assert text_of(lines[at]).startswith(f" text, the newest {TEXT_LINES} lines")
-    shown = "".join(text_of(line)[1:] for line in lines[at + 1 : at + 1 + TEXT_LINES])
+    shown = " ".join(text_of(line)[1:] for line in lines[at + 1 : at + 1 + TEXT_LINES])
     assert lines[at + 1 + TEXT_LINES] == []
     everything = "p " * 500 + "".join(f"{word} " for word in words)
     assert everything.endswith(shown)
-    assert len(shown) > width * (TEXT_LINES - 2)
+    assert set(shown.split()) < set(words)
+    assert len(shown) > (width - len(words[0])) * (TEXT_LINES - 2)
+
+
+def test_lines_of_a_text_stay_where_they_are_while_it_grows(busy):
+    name = next(iter(busy.view.requests))
+    words = [f"word{index * 7919 % 1000}" for index in range(300)]
+
+    def shown(count):
+        lines = told(busy, name, 40, Texts({name: streamed(["p"] * 5, words[:count])}))[1]
+        at = next(index for index, line in enumerate(lines) if text_of(line).startswith(" text"))
+        return [text_of(line).rstrip() for line in lines[at + 1 : at + 1 + TEXT_LINES]]
+
+    for count in range(200, 299):
+        now, then = shown(count), shown(count + 1)
+        assert then[:-1] in (now[:-1], now[1:])
+
+
+def test_a_long_word_is_broken_and_line_ends_are_kept(busy):
+    name = next(iter(busy.view.requests))
+    _, lines = told(busy, name, 22, Texts({name: streamed(["x" * 50, "\n\n", "end"], [])}))
+    at = next(index for index, line in enumerate(lines) if text_of(line).startswith(" text"))
+    assert [text_of(line).strip() for line in lines[at + 1 : at + 6]] == ["x" * 20, "x" * 20, "x" * 10, "", "end"]
 
 
 def test_text_from_outside_keeps_the_columns(busy):

@@ -90,7 +90,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         shown = "".join(piece.replace("\n", "\\n") for piece in text.texts)
         out += [[(f" {piece}", "text")] for piece in _wrap(clean(shown), width - 2)] or [[(" none yet", "dim")]]
     else:
-        out.append([(f" {clean(frame.texts.unknown) or 'not read yet'}", "dim")])
+        out.append([(f" {clean(frame.unread)}", "dim")])
     out += [[], [(" what happened to it", "title")]]
     events = frame.block_events or _copies(view, block)
     for seq, what in reversed(events):

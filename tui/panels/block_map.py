@@ -20,7 +20,7 @@ from tui.panels import block_detail
 from tui.panels.block_detail import NAME_WIDTH
 from tui.panels.block_detail import detail as detail
 from tui.panels.block_paint import map_glyphs, mix_glyph, paint
-from tui.panels.line import Line, box, clean, join, length, short_id
+from tui.panels.line import Line, box, breaks, clean, join, length, short_id
 from tui.view import Frame, View
 
 KEYS = (
@@ -296,12 +296,12 @@ def _mix_key(glyphs: Glyphs) -> Line:
 def _waiting(frame: Frame, inner: int, rows: int) -> list[Line]:
     """Before the first snapshot: what is waited for, and what the engine that we started says."""
     link, status = frame.status.link, frame.status
-    since = figures.seconds(link.seconds)
+    since, target = figures.seconds(link.seconds), clean(status.target)
     heading = {
         "starting": f"starting an engine: {since}",
-        "connecting": f"waiting for {status.target}: {since}",
-        "reconnecting": f"lost {status.target}, trying again: {since}",
-        "foreign": f"{status.target} is not a paged-engine",
+        "connecting": f"waiting for {target}: {since}",
+        "reconnecting": f"lost {target}, trying again: {since}",
+        "foreign": f"{target} is not a paged-engine",
         "ended": "the engine ended",
         "live": "reading the first snapshot",
     }[link.phase]
@@ -316,4 +316,4 @@ def _waiting(frame: Frame, inner: int, rows: int) -> list[Line]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return [text[i : i + width] for i in range(0, len(text), max(1, width))][:4]
+    return [clean(text[start:end]) for start, end in breaks(text, max(1, width))][:4]

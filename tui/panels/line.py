@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
 
@@ -25,6 +25,26 @@ def short_id(request: str, width: int) -> str:
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name if len(name) <= width else name[-width:]
+
+
+def breaks(text: str, width: int, begin: int = 0) -> Iterator[tuple[int, int]]:
+    """Where the lines of a text begin and end, from `begin` on: `width` cells at most, whole words where they fit.
+
+    The blank at which a line breaks is in none of them.
+    """
+    while True:
+        end = text.find("\n", begin, begin + width + 1)
+        if end < 0:
+            if len(text) - begin <= width:
+                yield begin, len(text)
+                return
+            end = text.rfind(" ", begin + 1, begin + width + 1)
+        if end < 0:  # one long word
+            yield begin, begin + width
+            begin += width
+        else:
+            yield begin, end
+            begin = end + 1
 
 
 def length(line: Iterable[Span]) -> int:

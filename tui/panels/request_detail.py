@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from textwrap import wrap
 
 from engine.protocol import RequestState, RequestText
 from tui import figures
 from tui.look import Look
 from tui.panels import stays
-from tui.panels.line import Line, clean, fit, short_id
+from tui.panels.line import Line, breaks, clean, fit, short_id
 from tui.panels.request_columns import shared
 from tui.panels.waits import reason
 from tui.view import Frame, View
 
 NAME = 12  # cells
 TEXT_LINES = 12  # the newest of the text
+STRIDE_LINES = 64  # of text, between two places where its breaking into lines may begin
 TABLE_LINES = 40
 
 
@@ -86,7 +87,7 @@ def _text(frame: Frame, request: str, width: int) -> list[Line]:
     """The newest lines of its text, the prompt dim."""
     read, unknown = frame.texts.requests.get(request), frame.texts.unknown
     if read is None:
-        return [[(f" text: {clean(unknown) or 'not read yet'}", "dim")]]
+        return [[(f" text: {clean(frame.unread)}", "dim")]]
     lines, whole = _newest(read, max(1, width - 2))
     head = "text" if whole else f"text, the newest {TEXT_LINES} lines"
     out: list[Line] = [[(f" {head}", "dim"), (", of the prompt dim" if read.first < read.prompt_tokens else "", "dim")]]
@@ -97,36 +98,24 @@ def _text(frame: Frame, request: str, width: int) -> list[Line]:
 
 
 def _newest(read: RequestText, width: int) -> tuple[list[Line], bool]:
-    """The last lines of `width` cells, and whether they are all there are."""
-    enough = TEXT_LINES * width + 1  # characters that fill them if no line ends early
-    start, characters = len(read.texts), 0
-    while start and characters < enough:
-        start -= 1
-        characters += len(read.texts[start])
-    prompt = max(start, min(len(read.texts), read.prompt_tokens - read.first))
-    pieces = (("".join(read.texts[start:prompt]), "dim"), ("".join(read.texts[prompt:]), "value"))
-    lines: list[Line] = [[]]
-    left = width
-    for text, role in pieces:
-        for piece, ends in _pieces(text):
-            rest = clean(piece)
-            while rest:
-                if not left:
-                    lines.append([])
-                    left = width
-                lines[-1].append((rest[:left], role))
-                rest, left = rest[left:], left - len(rest[:left])
-            if ends:
-                lines.append([])
-                left = width
-    return lines[-TEXT_LINES:], not start and len(lines) <= TEXT_LINES
-
-
-def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """The lines of a text, each with whether a line end follows; tabs are blanks."""
-    parts = text.expandtabs(4).split("\n")
-    for index, part in enumerate(parts):
-        yield part, index < len(parts) - 1
+    """The last lines of at most `width` cells, and whether they are all there are."""
+    prompt, answer = (
+        "".join(texts).replace("\t", "    ")
+        for texts in (
+            read.texts[: max(0, read.prompt_tokens - read.first)],
+            read.texts[max(0, read.prompt_tokens - read.first) :],
+        )
+    )
+    text, first = prompt + answer, len(prompt)
+    # Long texts are broken from a place that stays for a while, so that lines do not shift with every token.
+    stride = STRIDE_LINES * width
+    begin = max(0, len(text) - TEXT_LINES * width) // stride * stride
+    broken = list(breaks(text, width, begin))
+    lines: list[Line] = []
+    for start, end in broken[-TEXT_LINES:]:
+        parts = ((text[start : min(end, first)], "dim"), (text[max(start, first) : end], "value"))
+        lines.append([(clean(part), role) for part, role in parts if part])
+    return lines, not begin and len(broken) <= TEXT_LINES
 
 
 def _table(state: RequestState, width: int, look: Look) -> list[Line]:

@@ -13,7 +13,7 @@ from tui.block_columns import UNKNOWN
 from tui.commands import Reaction
 from tui.focus import SharingFocus
 from tui.look import Look
-from tui.panels.line import Line, Span, clean, fit, join, length, short_id, spread
+from tui.panels.line import Line, Span, breaks, clean, fit, join, length, short_id, spread
 from tui.prefix_tree import Node, PrefixTree, holders, tree_of
 from tui.view import Frame, View
 
@@ -253,9 +253,9 @@ def detail(frame: Frame, view: View, width: int, look: Look) -> tuple[str, list[
         if known:
             out += [[], [(f" text of block {block:,}", "dim")]]
             words = clean("".join(known.texts).replace("\n", " "))
-            out += [[(f" {words[at : at + width - 2]}", "text")] for at in range(0, len(words), max(1, width - 2))]
-    if frame.texts.unknown and not any(block in frame.texts.blocks for block in node.blocks):
-        out += [[], [(f" {frame.texts.unknown}", "dim")]]
+            out += [[(f" {words[start:end]}", "text")] for start, end in breaks(words, max(1, width - 2))]
+    if not any(block in frame.texts.blocks for block in node.blocks):
+        out += [[], [(f" text: {clean(frame.unread)}", "dim")]]
     if tree.seq != view.seq:
         out.append([(f" as of step {tree.seq:,}", "dim")])
     return f"prefix of {figures.plural(len(node.blocks), 'block')}", out
