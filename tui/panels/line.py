@@ -45,6 +45,8 @@ def breaks(text: str, width: int, begin: int = 0) -> Iterator[tuple[int, int]]:
         else:
             yield begin, end
             begin = end + 1
+            if begin == len(text) and text[end] == " ":
+                return
 
 
 def length(line: Iterable[Span]) -> int:
