@@ -111,7 +111,7 @@ class EngineFold:
         )
 
     def _apply_requests(self, record: Record, dropped: Dropped) -> list[int]:
-        """`dropped` gets who lost blocks; returns those that were taken empty, also where another had them until then."""
+        """`dropped` gets who lost blocks; returns those taken empty, also where another had them until then."""
         requests = self.requests
         for request in record.unreserved:
             self._change(request, allocation="paged")

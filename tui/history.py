@@ -94,9 +94,10 @@ class History(Windows):
         self._columns.clear()
         if missing:
             self._log.add_gap(snapshot.time)
+            self._last_token.clear()
         self._note_switch(snapshot.control, snapshot.seq, snapshot.time)
         self._log.pool_slots = snapshot.engine.num_blocks * snapshot.engine.block_size
-        self._log.add(snapshot.time, snapshot.time, snapshot.seq, snapshot.queue.length, Totals())
+        self._log.add(snapshot.time, snapshot.time, snapshot.seq, snapshot.queue, Totals())
         self._waste, self._sharing = snapshot.waste, snapshot.sharing
         self._pending_missing += missing
         self._cells.clear()
@@ -110,9 +111,10 @@ class History(Windows):
         for preempted in record.preempted:
             self._log.preempted.add(record.time, record.seq, preempted)
         self._see_ends(record, state)
-        for request, end in gone_before(record):
-            if request in self.lanes:
-                self._steps.mark(request, self.lanes[request], end, record.seq)
+        gone = list(gone_before(record))
+        ends = [(request, self.lanes[request], end) for request, end in gone if request in self.lanes]
+        self._steps.mark(ends, record.seq)
+        for request, _ in gone:
             self._forget(request)
         self._lanes.open(record)
         work = self._see_rows(record, state)
@@ -220,11 +222,11 @@ class History(Windows):
             internal=waste.internal * seconds,
             external=waste.external * seconds,
         )
-        self._log.add(record.time, began, record.seq, record.queue.length, more)
+        self._log.add(record.time, began, record.seq, record.queue, more)
         self._waste, self._sharing = record.waste, ledger
 
     def _add_step(self, record: Record, work: _Work) -> None:
-        switches = self._log.switches
+        switches, before = self._log.switches, self._steps.kept
         self._steps.add(
             Step(
                 seq=record.seq,
@@ -232,7 +234,7 @@ class History(Windows):
                 cells=work.cells,
                 tokens=work.tokens,
                 budget=record.control.max_num_batched_tokens,
-                switched=bool(switches) and switches[-1].seq == record.seq,
+                switched=bool(switches) and (not before or switches[-1].seq > before[-1].seq),
                 durations=record.durations,
                 copies=record.copies,
                 missing=self._pending_missing,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
@@ -61,16 +61,24 @@ class Cells(Mapping[int, Cell]):
         """The highest lane and one: how many there are to show."""
         return len(self._row)
 
-    def marked(self, lane: int, end: End) -> Cells:
-        """The same with the end of one request in it."""
-        row = self._row
-        cell = self[lane]
-        return Cells((*row[:lane], Cell(cell.request, cell.kind, cell.hue, end), *row[lane + 1 :]))
+    def marked(self, ends: Iterable[tuple[str, int, End]]) -> Cells:
+        """The same with the ends of those requests that are in their lanes and have none; itself where none are."""
+        row = list(self._row)
+        changed = False
+        for request, lane, end in ends:
+            cell = self.get(lane)
+            if cell is not None and cell.request == request and not cell.end:
+                row[lane] = Cell(cell.request, cell.kind, cell.hue, end)
+                changed = True
+        return Cells(tuple(row)) if changed else self
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One column of the batch timeline. `cells` are by lane; `missing` records were lost before this step."""
+    """One column of the batch timeline. `cells` are by lane.
+
+    `switched`: a control was, since the step before; `missing` records were lost since then.
+    """
 
     seq: int
     time: float
@@ -98,18 +106,21 @@ class Steps:
         if self._cost > MAX_CELLS * 1.1:
             cut = 0
             while self._cost > MAX_CELLS and cut < len(self.kept) - 1:
-                self._cost -= _cost(self.kept[cut])
+                step = self.kept[cut]
+                self._cost -= _cost(step) * (1 + len(self._before.pop(step.seq, ())))
                 cut += 1
             del self.kept[:cut]
-            self._before = {seq: before for seq, before in self._before.items() if seq >= self.kept[0].seq}
 
-    def mark(self, request: str, lane: int, end: End, seq: int) -> None:
-        """Record `seq` tells that a request left after the last step: the mark goes on that step."""
+    def mark(self, ends: Iterable[tuple[str, int, End]], seq: int) -> None:
+        """Record `seq` tells who left after the last step, of which lane and how: the marks go on that step."""
         step = self.kept[-1] if self.kept else None
-        cell = step.cells.get(lane) if step else None
-        if step and cell and cell.request == request and not cell.end:
+        if step is None:
+            return
+        marked = step.cells.marked(ends)
+        if marked is not step.cells:
             self._before.setdefault(step.seq, []).append((seq, step))
-            self.kept[-1] = replace(step, cells=step.cells.marked(lane, end))
+            self._cost += _cost(step)
+            self.kept[-1] = replace(step, cells=marked)
 
     def until(self, seq: int, count: int) -> tuple[Step, ...]:
         """The last `count` steps up to record `seq`, without what later records told of them."""

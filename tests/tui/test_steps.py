@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.protocol import Durations
+from engine.core import EngineCore
+from engine.protocol import Control, Durations, EngineInfo
+from engine.sampling_params import SamplingParams
 from tui import steps
+from tui.fold import EngineFold
+from tui.history import History
 from tui.lanes import Lanes
 
 
@@ -19,7 +23,9 @@ def test_cells_are_a_mapping_by_lane():
     assert 0 not in cells
     with pytest.raises(KeyError):
         cells[2]
-    assert cells.marked(1, "left")[1].end == "left"
+    marked = cells.marked([("a", 1, "left"), ("x", 3, "left"), ("y", 2, "left"), ("z", 9, "left")])
+    assert [(lane, cell.end) for lane, cell in marked.items()] == [(1, "left"), (3, "")]
+    assert marked.marked([("a", 1, "aborted")]) is marked
     assert cells[1].end == ""
 
 
@@ -41,7 +47,73 @@ def test_wide_steps_and_narrow_ones_have_the_same_bound(monkeypatch):
         row = tuple(steps.Cell(str(lane), "decode", lane) for lane in range(width))
         for seq in range(300):
             kept.add(steps.Step(seq, 0.0, steps.Cells(row), width, 512, False, time))
-            kept.mark("0", 0, "preempted", seq + 1)
+            kept.mark([("0", 0, "preempted")], seq + 1)
             assert len(kept.kept) <= most * 1.1 + 1
         assert kept.kept[-1].seq == 299
         assert len(kept._before) <= len(kept.kept)
+
+
+def test_a_whole_batch_that_leaves_is_kept_once_more_and_not_once_a_request(monkeypatch):
+    monkeypatch.setattr(steps, "MAX_CELLS", 6_400)
+    time = Durations(0.0, 0.0, 0.0, 0.0, 0.0)
+    names = [str(lane) for lane in range(64)]
+    kept = steps.Steps()
+    row = tuple(steps.Cell(name, "held", lane) for lane, name in enumerate(names))
+    for seq in range(0, 600, 3):
+        kept.add(steps.Step(seq, 0.0, steps.Cells(row), 64, 512, False, time))
+        kept.mark([(name, lane, "left") for lane, name in enumerate(names)], seq + 1)
+        assert sum(len(before) for before in kept._before.values()) == len(kept.kept) <= 56
+        assert {cell.end for cell in kept.until(seq + 1, 1)[0].cells.values()} == {"left"}
+        assert {cell.end for cell in kept.until(seq, 1)[0].cells.values()} == {""}
+    assert len(kept.kept) > 40
+
+
+def test_a_switch_while_nothing_ran_is_marked_on_the_next_step(simulated):
+    clock = simulated._Clock()
+    core = EngineCore(
+        simulated._Runner(clock), EngineInfo("m", "float32", "cpu", 4, 8, 1, 32, "0"), Control(), clock=clock
+    )
+    fold, history = EngineFold(core.snapshot()), History()
+    history.begin(core.snapshot())
+
+    def take(record):
+        history.observe(record, fold)
+        fold.apply(record)
+
+    def answer(name):
+        core.add(name, [1, 2, 3], SamplingParams(max_tokens=2))
+        while (record := core.step()[1]) is not None:
+            take(record)
+
+    answer("a")
+    core.set_control(Control(batching="static"))
+    idle = core.flush()
+    assert idle is not None
+    assert not idle.rows
+    take(idle)
+    answer("b")
+    assert [step.switched for step in history.steps] == [False, False, True, False]
+
+
+def test_tokens_that_nobody_saw_are_of_no_known_time(simulated):
+    clock = simulated._Clock()
+    core = EngineCore(
+        simulated._Runner(clock), EngineInfo("m", "float32", "cpu", 4, 8, 1, 32, "0"), Control(), clock=clock
+    )
+    fold, history = EngineFold(core.snapshot()), History()
+    history.begin(core.snapshot())
+    core.add("a", [1, 2, 3], SamplingParams(max_tokens=20))
+    for _ in range(3):
+        record = core.step()[1]
+        history.observe(record, fold)
+        fold.apply(record)
+    for _ in range(5):
+        core.step()
+    later = core.snapshot()
+    fold = EngineFold(later)
+    history.begin(later, missing=5)
+    core.abort("a", "stop")
+    history.observe(core.flush(), fold)
+    window = history.window(0.0, clock.time)
+    assert len(window.e2e) == len(window.ended) == 1
+    assert window.tpot == ()
