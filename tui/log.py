@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from engine.protocol import Control, FinishReason, Preempted
+from engine.protocol import Control, FinishReason, Preempted, Queue
 
 MAX_POINTS = 120_000  # records kept
 MAX_EVENTS = 50_000  # of each kind: first tokens, ends, preemptions
@@ -62,7 +62,7 @@ class Totals(NamedTuple):
 
 
 HELD = Totals._fields.index("held")  # what comes before is spread over a step, the rest over the time between records
-_TIME, _BEGAN, _SEQ, _QUEUE, _SUMS = range(5)
+_TIME, _BEGAN, _SEQ, _QUEUE, _OLDEST, _SUMS = range(6)
 
 
 class Events(Generic[T]):
@@ -120,12 +120,12 @@ class Log:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, time: float, began: float, seq: int, queue: int, more: Totals) -> None:
-        """A point: `more` came since the last one. `queue`: who waits."""
+    def add(self, time: float, began: float, seq: int, queue: Queue, more: Totals) -> None:
+        """A point: `more` came since the last one. `queue`: who waits, and for how long."""
         if self._count == self._points.shape[1]:
             self._make_room()
         at = self._count
-        self._points[:_SUMS, at] = time, began, seq, queue
+        self._points[:_SUMS, at] = time, began, seq, queue.length, queue.oldest_age
         self._points[_SUMS:, at] = more
         if at:
             self._points[_SUMS:, at] += self._points[_SUMS:, at - 1]
@@ -158,6 +158,13 @@ class Log:
     def queue(self, time: float, points: int) -> int:
         """Who waited at a moment."""
         return int(self._points[_QUEUE, self._index(time, points)])
+
+    def oldest(self, start: float, end: float, points: int) -> float:
+        """The most that the oldest of those who waited had waited: as the records after `start` and up to `end` tell,
+        or the last one before where none do."""
+        last = self._index(end, points)
+        first = min(last, int(np.searchsorted(self._points[_TIME, :points], start, "right")))
+        return float(self._points[_OLDEST, first : last + 1].max())
 
     def unseen(self, start: float, end: float) -> float:
         """Seconds between two moments whose records are missing."""

@@ -38,6 +38,7 @@ class Window:
     tpot: tuple[float, ...]  # seconds per output token after the first, of requests that ended in the window
     preempted: tuple[Preempted, ...]
     queue_length: int | None  # at the end of the window; None if that was not seen
+    oldest_wait: float | None = None  # the most seconds that anybody had waited since it arrived; None as above
     e2e: tuple[float, ...] = ()  # seconds from arrival to end, of requests that ended by themselves in the window
     ended: tuple[Ended, ...] = ()  # in the window, for whatever reason
     occupancy: float | None = None  # slots held over the pool's slots, as a mean over time
@@ -138,6 +139,7 @@ class Windows:
         did = Totals(*(log.at(end, points) - log.at(start, points)).tolist())
         observed = end - start - log.unseen(start, end)
         slots = observed * log.pool_slots
+        seen_end = observed > 0 and not log.in_gap(end)
         return Window(
             start=start,
             end=end,
@@ -151,7 +153,8 @@ class Windows:
             ttft=tuple(log.ttft.between(start, end, seq)),
             tpot=tuple(log.tpot.between(start, end, seq)),
             preempted=tuple(log.preempted.between(start, end, seq)),
-            queue_length=log.queue(end, points) if observed > 0 and not log.in_gap(end) else None,
+            queue_length=log.queue(end, points) if seen_end else None,
+            oldest_wait=log.oldest(start, end, points) if seen_end else None,
             e2e=tuple(log.e2e.between(start, end, seq)),
             ended=tuple(log.ended.between(start, end, seq)),
             occupancy=did.held / slots if slots else None,

@@ -92,8 +92,6 @@ def test_the_large_chart_has_its_figures_and_of_how_many(frames, chart):
         assert f"{measure.show(measure.of(whole))} {measure.short}" in legend
         if measure.requests:
             assert f"  {measure.requests(whole)} requests  " in legend
-    if drawn.name == "queue":
-        assert f"oldest waits {figures.seconds(view.queue.oldest_age)}" in legend
     if drawn.stacked:
         spent = msgspec.structs.asdict(whole.durations)
         for part, seconds in spent.items():
@@ -143,7 +141,7 @@ def test_quantiles_are_points_over_the_bars(frames):
 
 
 def test_a_step_is_stacked_by_its_parts(frames):
-    frame = chosen(frames[-1], 9)
+    frame = chosen(frames[-1], len(measures.CHARTS) - 1)
     rows, _ = plot_of(frame)
     columns = charts.Columns.of(frame.view, 60.0, 160 - 3 - charts.SCALE_WIDTH)
     at, window = next((at, one) for at, one in enumerate(columns.windows) if one.steps and not columns.switched[at])

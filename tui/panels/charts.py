@@ -18,7 +18,7 @@ from tui.panels.measures import LETTERS, ROLES, STACK, Chart, shares
 from tui.view import View
 
 TICK = 0.25  # seconds; a column is a whole number of these, so that columns do not shift from frame to frame
-SCALE_WIDTH = 12  # cells of the scale at the left of a large chart
+SCALE_WIDTH = 15  # cells of the scale at the left of a large chart
 FRAME_ROWS = 3  # of a large chart beside its plot: what it is, the axis, and its times
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -159,14 +159,16 @@ def large(view: View, chart: Chart, whole: Window, window: float, width: int, ro
         labels = {0: show(most), plot_rows - 1: "0"}
         if plot_rows >= 7:
             labels[plot_rows // 2] = show(most / 2)
-    out = [legend(view, chart, whole, width, look)]
+    out = [legend(chart, whole, width, look)]
     for row, line in enumerate(plot.lines(columns.cells)):
-        scale = labels.get(row, "").rjust(SCALE_WIDTH - 2)[: SCALE_WIDTH - 1]
-        out.append([(f"{scale:<{SCALE_WIDTH - 1}}{look.glyphs.vertical}", "axis"), (" " * columns.lead, "text"), *line])
+        scale = labels.get(row, "")
+        out.append(
+            [(f"{scale:>{SCALE_WIDTH - 2}} {look.glyphs.vertical}", "axis"), (" " * columns.lead, "text"), *line]
+        )
     return [*out, *_axis(columns, window, look)]
 
 
-def legend(view: View, chart: Chart, whole: Window, width: int, look: Look) -> Line:
+def legend(chart: Chart, whole: Window, width: int, look: Look) -> Line:
     """What a chart shows, with the figures of the whole window, and of how many requests."""
     title: Line = [(f" {chart.name}", "title")]
     parts: list[Line] = []
@@ -184,8 +186,6 @@ def legend(view: View, chart: Chart, whole: Window, width: int, look: Look) -> L
         for glyph, measure in zip(glyphs, chart.measures, strict=False):
             figure = measure.show(measure.of(whole))
             parts.append([(f"{glyph} ", measure.role), (figure, measure.role), (f" {measure.short}", "dim")])
-    if chart.name == "queue" and view.queue.length:
-        parts.append([(f"oldest waits {figures.seconds(view.queue.oldest_age)}", "value")])
     needed = length(title) + sum(2 + length(part) for part in parts)
     return join(parts if needed > width else [title, *parts], ("  " if needed <= width else " ", "text"), width)
 

@@ -95,6 +95,7 @@ TTFT = _quantiles("TTFT", lambda window: window.ttft)
 TPOT = _quantiles("TPOT", lambda window: window.tpot)
 E2E = _quantiles("E2E", lambda window: window.e2e)
 QUEUE = Measure("queue", "waiting", "queue", lambda window: window.queue_length, figures.count, -1)
+QUEUE_AGE = Measure("queue age", "at most", "queue", lambda window: window.oldest_wait, figures.seconds, -1)
 PREEMPTIONS = Measure("preemptions", "a minute", "bad", _preempted, per_minute, -1)
 HITS = Measure("hit rate", "of prompt tokens looked up", "shared", lambda window: window.hit_share, figures.percent, 1)
 STEP = Measure("step time", "a step", "text", lambda window: window.step_mean, figures.seconds, -1)
@@ -107,13 +108,14 @@ CHARTS = (
     Chart("TPOT", TPOT),
     Chart("E2E", E2E),
     Chart("queue", (QUEUE,)),
+    Chart("queue age", (QUEUE_AGE,)),
     Chart("preemptions", (PREEMPTIONS,)),
     Chart("hit rate", (HITS,), most=1.0),
     Chart("step time", (STEP,), stacked=True),
 )
 COMPARED = (
     INTERNAL, EXTERNAL, OCCUPANCY, OUTPUT, PREFILL, TTFT[0], TTFT[2], TPOT[0], TPOT[2], E2E[0], E2E[2],
-    QUEUE, PREEMPTIONS, HITS, STEP,
+    QUEUE, QUEUE_AGE, PREEMPTIONS, HITS, STEP,
 )  # fmt: skip
 
 
