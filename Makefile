@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 screenshots: setup
 	$(BIN)/python -m docs.screenshots
+	$(BIN)/python -m docs.terminals
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMP)

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ COMMANDS = [
 # Set-up is what this test runs in: `make` made it, by these very commands (see the Makefile).
 SET_UP = ("make ", "pip install")
 SERVE = "paged-engine serve"
+WEB = "paged-top --web"
 TRIALS = {
     "benchmarks.compare": "--model tiny --scale 0.02 --repeats 1 --only offline,floor,http",
     "benchmarks.accuracy": "--model tiny --answers 2 --tokens 4 --rounds 0",
@@ -59,15 +61,19 @@ def engine(environment):
         yield process
 
 
-@contextlib.contextmanager
 def serving(command, environment):
     """The engine that a command starts, once it can serve."""
+    return running(command, environment, f"http://127.0.0.1:{environment['PAGED_ENGINE_PORT']}/health")
+
+
+@contextlib.contextmanager
+def running(command, environment, address):
+    """The server that a command starts, once it answers at an address."""
     process = subprocess.Popen(shlex.split(command), env=environment, cwd=ROOT)
-    health = f"http://127.0.0.1:{environment['PAGED_ENGINE_PORT']}/health"
     try:
         for _ in range(600):
             try:
-                urllib.request.urlopen(health, timeout=5)
+                urllib.request.urlopen(address, timeout=5)
                 break
             except OSError:
                 assert process.poll() is None
@@ -101,7 +107,18 @@ def test_an_engine_with_options_answers(command, environment):
             assert "Paris" in json.load(answer)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith((*SET_UP, SERVE))])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if WEB in c])
+def test_pages_are_served_until_it_is_interrupted(command, environment, engine):
+    command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
+    port = free_port()
+    with running(command, environment | {"PAGED_TOP_WEB_PORT": port}, f"http://127.0.0.1:{port}/") as server:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+            assert f"ws://127.0.0.1:{port}/ws" in page.read().decode()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not c.startswith((*SET_UP, SERVE)) and WEB not in c])
 def test_a_command_works(command, environment, engine):
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
     command = re.sub(r"--sessions \d+ --speed \d+", "--sessions 2 --speed 200", command)
