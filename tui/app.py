@@ -372,6 +372,7 @@ class PagedTop(App[int]):
 
     def action_scrub(self, records: int) -> None:
         """Some records back or on."""
+        self._notice = ("", False)  # it may name the step that is left
         self.scrub.by(records)
         self._follow()
 

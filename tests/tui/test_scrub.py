@@ -131,6 +131,15 @@ async def test_keys_walk_record_by_record_and_stop_at_both_ends(running, recordi
         assert "live" in screen.text("header")
 
 
+@pytest.mark.parametrize("key", ["comma", "full_stop", "left", "shift+left"])
+async def test_what_was_said_of_a_step_goes_when_another_is_shown(running, key):
+    async with running() as screen:
+        await screen.press("N", "N")
+        assert f"step {step(screen)}: " in screen.text("footer")
+        await screen.press(key)
+        assert "step" not in screen.text("footer")
+
+
 async def test_events_are_what_the_records_say(running, recording):
     """Each of them has a switch, a preemption, a copy or another thing to tell, and none is left out."""
     before = recording[0].control
