@@ -10,10 +10,12 @@ def count(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """`share` of 1 as percent: one decimal below ten, where it matters."""
+    """`share` of 1 as percent: one decimal below ten, where it matters, and where all but a little is not all."""
     if share is None:
         return NOT_MEASURED
     value = share * 100
+    if 99.5 <= value < 100:
+        return f"{min(value, 99.9):.1f} %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
 
 

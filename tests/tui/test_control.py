@@ -13,12 +13,13 @@ from tui import controls
 from tui.advice import Suggestion
 from tui.commands import Ask, Change, Replay, Say
 from tui.controls import CONTROLS, NUMBERS
+from tui.figures import seconds
 from tui.focus import ControlFocus, Focus
-from tui.history import quantile
 from tui.look import ASCII, Look
-from tui.panels import control
+from tui.panels import compare, control
 from tui.panels.control import FIRST_ADVICE, REPLAY_ROW
 from tui.panels.line import text_of
+from tui.panels.measures import COMPARED
 from tui.replay import Load
 
 LOOK = Look()
@@ -73,14 +74,13 @@ def test_what_was_changed_last_and_from_which_step_is_told(frame):
 
 
 def test_before_and_after_are_the_historys(frame):
-    comparison = frame.view.history.comparison(frame.view.now)
+    comparison = compare.comparison_of(frame.view)
     shown = text(frame)
-    before, after = (quantile(window.ttft, 0.5) for window in (comparison.before, comparison.after))
-    from tui.figures import percent, seconds
-
-    assert f"TTFT p50       {seconds(before)} → {seconds(after)}" in shown
-    waste = f"{percent(comparison.before.internal_share)} → {percent(comparison.after.internal_share)}"
-    assert f"internal waste {waste}" in shown
+    for measure in COMPARED:
+        assert f"{measure.name:<15}{compare.pair(measure, comparison, LOOK)}" in shown
+    first = next(line for line in shown.splitlines() if "before and after" in line)
+    assert compare.changed(comparison, LOOK) in first
+    assert f"{seconds(comparison.after.observed)} each" in first
 
 
 def test_what_does_nothing_here_says_why(frame):

@@ -234,14 +234,17 @@ def _rest(planned: Plan) -> str:
     hidden = [*planned.rows[: planned.top], *planned.rows[planned.top + planned.drawn :]]
     running = sum(row.lane is not None and row.request is not None for row in hidden)
     waiting = sum(row.lane is None for row in hidden)
-    where = " in the batch" if planned.columns >= 30 else ""
     if planned.top:
         first, last = planned.top + 1, planned.top + planned.drawn
-        return f" rows {first:,} to {last:,} of {len(planned.rows):,}" + (f", {waiting:,} more wait" if waiting else "")
-    if not running:
-        return f" and {waiting:,} more wait" if waiting else ""
-    text = f" and {figures.plural(running, 'more request')}{where}"
-    return f"{text}, {waiting:,} wait" if waiting else text
+        text = f" rows {first:,} to {last:,} of {len(planned.rows):,}"
+        words = (f"{text}, {waiting:,} more wait" if waiting else text, text)
+    elif not running:
+        words = (f" and {waiting:,} more wait" if waiting else "",)
+    else:
+        wait = f", {waiting:,} wait" if waiting else ""
+        more = f" and {figures.plural(running, 'more request')}"
+        words = (f"{more} in the batch{wait}", f"{more}{wait}", f" and {running:,} more{wait}")
+    return next((text for text in words if len(text) <= planned.label + planned.columns), words[-1])
 
 
 def _below(frame: Frame, view: View, name: str, told: Step | None, planned: Plan, inner: int, look: Look) -> list[Line]:

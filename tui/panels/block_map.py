@@ -280,7 +280,8 @@ def _legend(view: View, glyphs: Glyphs, gap: str) -> Line:
     for glyph, name, role, blocks in states:
         if line:
             line.append((gap or " ", "border"))
-        line += [(glyph, role), (f" {name} " if gap else "", "dim"), (f"{blocks:,}", "text")]
+        between = f" {name} " if gap else " " if glyph[-1].isdigit() else ""
+        line += [(glyph, role), (between, "dim"), (f"{blocks:,}", "text")]
     return line
 
 

@@ -161,7 +161,7 @@ def large(view: View, chart: Chart, whole: Window, window: float, width: int, ro
             labels[plot_rows // 2] = show(most / 2)
     out = [legend(chart, whole, width, look)]
     for row, line in enumerate(plot.lines(columns.cells)):
-        scale = labels.get(row, "")
+        scale = labels.get(row, "")[: SCALE_WIDTH - 2]
         out.append(
             [(f"{scale:>{SCALE_WIDTH - 2}} {look.glyphs.vertical}", "axis"), (" " * columns.lead, "text"), *line]
         )

@@ -10,7 +10,7 @@ from tui.panels.measures import COMPARED, Measure
 from tui.view import View
 
 MIN_COMPARED = 1.0  # seconds each side of a switch must have had before figures are compared
-SAME = 0.02  # a smaller change is none
+SAME = 0.05  # a smaller change is none: about what two figures show
 HEAD_ROWS = 3
 
 
@@ -25,7 +25,7 @@ def comparison_of(view: View) -> Comparison | None:
 def changed(comparison: Comparison, look: Look) -> str:
     """What was switched, in words."""
     changes = controls.changes(comparison.first.before, comparison.last.after)
-    return clean(", ".join(f"{a} {look.glyphs.arrow} {b}" for a, b in changes) or "back again")
+    return clean(", ".join(f"{a} {look.glyphs.arrow} {b}" for a, b in changes) or "switched and back")
 
 
 def pair(measure: Measure, comparison: Comparison, look: Look) -> str:
@@ -84,18 +84,29 @@ def table(view: View, comparison: Comparison | None, width: int, rows: int, look
     return [*head, *(_compared(measure, comparison, width, look) for measure in COMPARED)][:rows]
 
 
+def cell(measure: Measure, comparison: Comparison, look: Look) -> Line:
+    """A figure before and after in short, marked where it is better or worse."""
+    mark, role, _ = _marked(verdict(measure, comparison), look)
+    return [(f" {mark} ", role), (f"{measure.name:<15}", "dim"), (pair(measure, comparison, look), role)]
+
+
+def _marked(better: int, look: Look) -> tuple[str, str, str]:
+    """The glyph, the role and the word of a verdict."""
+    if not better:
+        return " ", "text", ""
+    return (look.glyphs.taken, "good", "better") if better > 0 else (look.glyphs.released, "bad", "worse")
+
+
 def _compared(measure: Measure, comparison: Comparison, width: int, look: Look) -> Line:
-    glyphs, better = look.glyphs, verdict(measure, comparison)
-    role = {1: "good", -1: "bad", 0: "text"}[better]
-    mark = {1: (glyphs.taken, "better"), -1: (glyphs.released, "worse"), 0: (" ", "")}[better]
+    mark, role, word = _marked(verdict(measure, comparison), look)
     before, after = measure.show(measure.of(comparison.before)), measure.show(measure.of(comparison.after))
     by = times(ratio(measure, comparison), look)
     if width < 44:
-        line: Line = [(f" {mark[0]} ", role), (pair(measure, comparison, look), role)]
+        line: Line = [(f" {mark} ", role), (pair(measure, comparison, look), role)]
         return spread(line, [(f"{measure.name} ", "dim")], width)
-    end: Line = [(f" {mark[0]} ", role)]
+    end: Line = [(f" {mark} ", role)]
     if width >= 56:
-        end.append((f"{mark[1]:<7}", role))
+        end.append((f"{word:<7}", role))
     if width >= 80 and measure.requests:
         counts = f"{measure.requests(comparison.before):,} and {measure.requests(comparison.after):,} requests"
         end.append((counts, "dim"))

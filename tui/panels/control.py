@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,9 +13,10 @@ from tui import controls, figures
 from tui.advice import Suggestion
 from tui.commands import Change, Key, Reaction, Replay, Say
 from tui.controls import CONTROLS, NUMBERS, AnyControl, Number
-from tui.history import Comparison, Window, quantile
 from tui.look import Look
+from tui.panels import compare
 from tui.panels.line import Line, box, clean, fit, length, spread
+from tui.panels.measures import COMPARED
 from tui.replay import FASTEST, SLOWEST, Load
 from tui.view import Frame, View
 
@@ -29,7 +30,7 @@ FIRST_ADVICE = REPLAY_ROW + 1
 _PAGE = 5
 _NAME, _VALUE = 17, 18  # cells of a name and of a value
 _NARROW = 44  # cells, under which names are short
-_MIN_COMPARED = 1.0  # seconds each side of a switch must have had before figures are compared
+_COMPARED_CELLS = 40  # of a figure before and after
 
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|m?s)(?:\W|$))")
 _TIE = "\u2060"  # stands for a space at which no line breaks
@@ -56,27 +57,6 @@ class _Entry:
     line: Line
     row: int | None = None
     value: range = range(0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """What is compared before and after a change."""
-
-    name: str
-    of: Callable[[Window], float | None]
-    show: Callable[[float | None], str]
-
-
-COMPARED = (
-    _Figure("output tok/s", lambda window: window.per_second(window.output_tokens), figures.count),
-    _Figure("prefill tok/s", lambda window: window.per_second(window.prefill_tokens), figures.count),
-    _Figure("TTFT p50", lambda window: quantile(window.ttft, 0.5), figures.seconds),
-    _Figure("TPOT p50", lambda window: quantile(window.tpot, 0.5), figures.seconds),
-    _Figure("TPOT p99", lambda window: quantile(window.tpot, 0.99), figures.seconds),
-    _Figure("internal waste", lambda window: window.internal_share, figures.percent),
-    _Figure("budget used", lambda window: window.budget_share, figures.percent),
-    _Figure("preemptions", lambda window: len(window.preempted) if window.observed else None, figures.count),
-)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -343,20 +323,16 @@ def _advice(frame: Frame, inner: int, look: Look) -> list[_Entry]:
 
 def _compared(view: View, inner: int, look: Look) -> list[_Entry]:
     """Figures of equal windows on the two sides of the last change."""
-    comparison: Comparison | None = view.history.comparison(view.now)
-    if comparison is None:
+    if not view.history.switches:
         return []
-    words = _words(controls.changes(comparison.first.before, comparison.last.after), look) or "back again"
+    comparison = compare.comparison_of(view)
+    if comparison is None:
+        return [_Entry([]), *(_Entry(line) for line in compare.table(view, None, inner, 1, look))]
+    title: Line = [(" before and after ", "title"), (compare.changed(comparison, look), "value")]
     had = figures.seconds(comparison.after.observed)
-    title: Line = [(" before and after ", "title"), (words, "value")]
     out = [_Entry([]), _Entry(spread(title, [(f"{had} each ", "dim")], inner))]
-    if comparison.after.observed < _MIN_COMPARED:
-        return [*out, _Entry([("   being measured", "dim")])]
-    cells: list[Line] = []
-    for figure in COMPARED:
-        before, after = figure.show(figure.of(comparison.before)), figure.show(figure.of(comparison.after))
-        cells.append([(f"   {figure.name:<15}", "dim"), (f"{before} {look.glyphs.arrow} {after}", "value")])
-    beside = max(1, inner // 40)
+    cells = [compare.cell(measure, comparison, look) for measure in COMPARED]
+    beside = max(1, inner // _COMPARED_CELLS)
     rows = [cells[at : at + beside] for at in range(0, len(cells), beside)]
     return [*out, *(_Entry([span for cell in row for span in fit(cell, inner // beside)]) for row in rows)]
 

@@ -98,6 +98,7 @@ QUEUE = Measure("queue", "waiting", "queue", lambda window: window.queue_length,
 QUEUE_AGE = Measure("queue age", "at most", "queue", lambda window: window.oldest_wait, figures.seconds, -1)
 PREEMPTIONS = Measure("preemptions", "a minute", "bad", _preempted, per_minute, -1)
 HITS = Measure("hit rate", "of prompt tokens looked up", "shared", lambda window: window.hit_share, figures.percent, 1)
+BUDGET = Measure("budget used", "of the token budget", "text", lambda window: window.budget_share, figures.percent)
 STEP = Measure("step time", "a step", "text", lambda window: window.step_mean, figures.seconds, -1)
 
 CHARTS = (
@@ -115,7 +116,7 @@ CHARTS = (
 )
 COMPARED = (
     INTERNAL, EXTERNAL, OCCUPANCY, OUTPUT, PREFILL, TTFT[0], TTFT[2], TPOT[0], TPOT[2], E2E[0], E2E[2],
-    QUEUE, QUEUE_AGE, PREEMPTIONS, HITS, STEP,
+    QUEUE, QUEUE_AGE, PREEMPTIONS, HITS, BUDGET, STEP,
 )  # fmt: skip
 
 
