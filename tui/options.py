@@ -76,7 +76,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     """A whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or not low <= int(text[:19]) <= high:
+        if not text.isascii() or not text.isdecimal() or not low <= int(text[:20]) <= high:
             raise argparse.ArgumentTypeError(f"must be a whole number from {low:,} to {high:,}, got {text!r}")
         return int(text)
 
@@ -108,14 +108,16 @@ def read_config(path: Path, options: tuple[Option, ...]) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{path}: is not TOML: {error}") from None
     known = {option.name: option for option in options if option.name != "config"}
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{path}: {key}: no such option; known are {', '.join(sorted(known))}")
+            raise argparse.ArgumentTypeError(
+                f"{path}: {ascii(key)[1:-1]}: no such option; known are {', '.join(sorted(known))}"
+            )
         try:
             out[name] = _parsed(known[name], value)
         except argparse.ArgumentTypeError as error:
