@@ -29,11 +29,14 @@ from tui.options import (
 )
 
 if TYPE_CHECKING:
+    from tui.app import PagedTop
     from tui.look import Look
     from tui.replay import Replay
     from tui.session import Session
 
 INTERRUPTED = 130
+GONE_SECONDS = 5  # to end in, when the terminal is gone
+LAST_SECONDS = 60  # and when a signal asks for it: a replay reports first
 DEMO_SIZE = (160, 48)
 DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
 DEMO_MINUTE_SESSIONS = 120  # more than a minute serves: the load lasts to the end
@@ -169,9 +172,7 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
         return session
     focus = Focus(panel=options.panel, expanded=True) if options.panel else Focus()
     app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=focus)
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        loop.add_signal_handler(sign, app.exit, 128 + sign)
+    _end_on_signals(app)
     try:
         code = await app.run_async()
     finally:
@@ -189,6 +190,19 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
         print(f"paged-top: error: {replay.failure}", file=sys.stderr)
         return 1
     return code if code is not None else 1
+
+
+def _end_on_signals(app: PagedTop) -> None:
+    """Let signals end the app, and an alarm the process where the app hangs, writing to a terminal that is gone."""
+    loop = asyncio.get_running_loop()
+
+    def end(sign: int, frame: object) -> None:
+        signal.alarm(GONE_SECONDS if sign == signal.SIGHUP else LAST_SECONDS)
+        loop.call_soon_threadsafe(app.exit, 128 + sign)
+
+    for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        loop.remove_signal_handler(sign)
+        signal.signal(sign, end)  # not by the loop, which may hang
 
 
 def _session(options: argparse.Namespace) -> Session | int:
