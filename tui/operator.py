@@ -5,6 +5,7 @@ Everything that reaches the engine from the screen goes through here, so that --
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from engine.protocol import Control
 from tui.controls import named, reads
-from tui.engine_api import Refused, Unreachable
+from tui.engine_api import Accepted, Refused, Unreachable
 from tui.session import Session
 
 KEPT_CHANGES = 100
@@ -40,12 +41,19 @@ class Operator:
         self._session = session
         self._tell = tell
         self._refused: dict[str, Any] = {}  # the last value of a control that the engine would not take
+        self._turn = asyncio.Lock()  # one change at a time: each begins with what the one before it led to
+        self._accepted: tuple[float, Accepted] | None = None  # the last answer, and when its engine was started
 
     @property
     def control(self) -> Control | None:
-        """The control in force, as far as it is known."""
+        """The control in force, as far as it is known: the answer to a change comes before its record."""
         fold = self._session.feed.fold if self._session.feed else None
-        return fold.control if fold else None
+        if fold is None:
+            return None
+        started, accepted = self._accepted or (None, None)
+        if accepted is not None and started == fold.engine.started and accepted.step > fold.seq:
+            return accepted.control
+        return fold.control
 
     def able(self) -> bool:
         """Whether anything may be sent; tells why not."""
@@ -63,11 +71,16 @@ class Operator:
         """The choice after what the engine has now, or after what it has just refused."""
         return after(self._refused.pop(field, getattr(self.control, field)))
 
-    async def change(self, changes: dict[str, Any], undoes: Made | None = None) -> None:
-        """Send a change and say what the engine made of it. `undoes`: the change that it takes back."""
-        if not self.able():
-            return
-        assert self.control is not None
+    async def change(self, changes: dict[str, Any]) -> None:
+        """Send a change and say what the engine made of it."""
+        async with self._turn:
+            if self.able():
+                await self._change(changes)
+
+    async def _change(self, changes: dict[str, Any], undoes: Made | None = None) -> None:
+        """`undoes`: the change that it takes back."""
+        fold = self._session.feed.fold if self._session.feed else None
+        assert fold is not None
         before = {field: getattr(self.control, field) for field in changes}
         what = ", ".join(named(field) for field in changes)
         try:
@@ -77,6 +90,7 @@ class Operator:
                 self._refused |= changes
             self._tell(f"{what} {'were' if len(changes) > 1 else 'was'} not changed: {error}", True)
             return
+        self._accepted = fold.engine.started, accepted
         now = msgspec.structs.asdict(accepted.control)
         words = ", ".join(f"{named(field)} is {reads(field, now[field])}" for field in changes)
         kept = any(now[field] != value for field, value in changes.items())
@@ -90,11 +104,13 @@ class Operator:
 
     async def undo(self) -> None:
         """Take the last change of this screen back."""
-        if self.able():
-            if not self.made:
-                self._tell("nothing was changed from this screen", True)
+        async with self._turn:
+            if not self.able():
                 return
-            await self.change(self.made[-1].before, undoes=self.made[-1])
+            if self.made:
+                await self._change(self.made[-1].before, undoes=self.made[-1])
+            else:
+                self._tell("nothing was changed from this screen", True)
 
     async def cancel(self, request: str) -> None:
         """End a request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tui.operator import Operator
@@ -42,6 +44,30 @@ async def test_undo_sends_what_was_before_the_last_change_first(hand):
     assert engine.changes[2:] == [{"max_num_seqs": 64}, {"batching": "continuous"}]
     assert operator.made == []
     assert [made.after for made in operator.tried] == [{"max_num_seqs": 8}, {"batching": "static"}]
+
+
+async def test_keys_pressed_before_the_engine_answers_are_done_one_after_the_other(hand):
+    operator, engine, told = hand()
+    answer = engine.change
+
+    async def answer_later(changes):
+        await asyncio.sleep(0)
+        return await answer(changes)
+
+    engine.change = answer_later
+    await asyncio.gather(operator.change({"max_num_seqs": 128}), operator.change({"max_num_seqs": 256}))
+    assert operator.control.max_num_seqs == 256  # accepted, though no record has told it yet
+    assert [made.before for made in operator.made] == [{"max_num_seqs": 64}, {"max_num_seqs": 128}]
+    await asyncio.gather(operator.undo(), operator.undo(), operator.undo())
+    assert engine.changes[2:] == [{"max_num_seqs": 128}, {"max_num_seqs": 64}]
+    assert told[-1] == ("nothing was changed from this screen", True)
+
+
+async def test_what_the_stream_tells_is_believed_from_the_accepted_step_on(hand):
+    operator, _, _ = hand()
+    await operator.change({"max_num_seqs": 128})
+    operator._session.feed.fold.seq = 18_210
+    assert operator.control.max_num_seqs == 64
 
 
 async def test_undo_of_nothing_says_so(hand):
