@@ -24,6 +24,7 @@ LEAST_STEPS = 20
 LEAST_REQUESTS = 5  # of which a quantile is told
 STEPS = 200  # of the latest, those whose rows are counted
 CELLS = 10_000  # of the latest, those whose kinds are looked at
+FULL = 0.9  # of the pool, held by as many rows as are suggested at most
 
 Field = str
 
@@ -50,6 +51,7 @@ class _Facts:
     window: Window
     steps: Sequence[Step]  # the latest of the window
     rows: Sequence[int]  # of each of those, held ones too
+    queue: int  # who waited at the window's end
 
     @property
     def waiting_share(self) -> float:
@@ -60,10 +62,6 @@ class _Facts:
     def full_share(self) -> float:
         """Of the latest steps, those with as many rows as the limit allows."""
         return sum(rows >= self.control.max_num_seqs for rows in self.rows) / len(self.rows)
-
-    @property
-    def queue(self) -> int:
-        return self.window.queue_length or 0
 
     @property
     def seconds(self) -> str:
@@ -117,16 +115,16 @@ def _within(changes: Mapping[Field, Any], control: Mapping[Field, Any]) -> bool:
 
 
 def _measure(view: View, seconds: float) -> _Facts | None:
-    """The window under the control that holds, or None if there is too little of it."""
+    """The window under the control that holds, or None if there is too little of it, or its end was not seen."""
     end = float(math.floor(view.now))
     switches = [switch.time for switch in view.history.switches if switch.time <= view.now]
     window = view.history.window(max(end - seconds, *switches[-1:], -math.inf), end)
-    if window.observed < LEAST_SECONDS or window.steps < LEAST_STEPS:
+    if window.observed < LEAST_SECONDS or window.steps < LEAST_STEPS or window.queue_length is None:
         return None
     steps = [step for step in view.steps[-STEPS:] if window.start < step.time <= window.end]
     if len(steps) < LEAST_STEPS:
         return None
-    return _Facts(view, view.control, window, steps, [len(step.cells) for step in steps])
+    return _Facts(view, view.control, window, steps, [len(step.cells) for step in steps], window.queue_length)
 
 
 def _few(steps: Sequence[Step]) -> Sequence[Step]:
@@ -143,6 +141,12 @@ def _few(steps: Sequence[Step]) -> Sequence[Step]:
 def _cells(steps: Sequence[Step], kind: RowKind) -> int:
     """How many requests had a row of that kind in these steps."""
     return sum(cell.kind == kind for step in steps for cell in step.cells.values())
+
+
+def _prefill_tokens(step: Step) -> float:
+    """Of one prompt in a step that prefills, as a mean: all other rows are of a token."""
+    prompts = _cells([step], "prefill")
+    return (step.tokens - len(step.cells) + prompts) / max(1, prompts)
 
 
 def _page(facts: _Facts) -> Found:
@@ -165,10 +169,9 @@ def _page(facts: _Facts) -> Found:
         longest = f"p99 context {round(quantile(contexts, 0.99) or 0):,} of {facts.view.engine.max_model_len:,}"
         why += f"; {longest}"
         evidence.append(f"{longest}: {len(contexts):,} requests that ended in {facts.seconds}")
-    evidence.append(facts.waited())
     expect = "waste of less than a block a request, so that more requests run at once"
     return max(internal, external), Suggestion(
-        {"allocation": "paged"}, f"{why}: page instead of reserving", tuple(evidence), expect
+        {"allocation": "paged"}, f"{why}: page instead of reserving", (*evidence, facts.waited()), expect
     )
 
 
@@ -193,19 +196,20 @@ def _join_at_once(facts: _Facts) -> Found:
 def _fewer_rows(facts: _Facts) -> Found:
     """More requests run than the pool holds to their ends: much of the work is done again after preemptions."""
     window, control = facts.window, facts.control
-    lost = sum(preempted.lost_tokens for preempted in window.preempted)
-    count, mean = len(window.preempted), sum(facts.rows) / len(facts.rows)
-    rows, again = max(1, int(mean * 0.9)), lost / max(1.0, window.budget_used)
-    if count < LEAST_REQUESTS or again < 0.2 or rows >= control.max_num_seqs:
+    again, computed = round(window.recomputed_tokens), round(window.budget_used)
+    count, share = len(window.preempted), again / max(1, computed)
+    mean = sum(facts.rows) / len(facts.rows)
+    rows = max(1, int(mean * 0.9))
+    if count < LEAST_REQUESTS or share < 0.2 or rows >= control.max_num_seqs:
         return None
     times = f"{count:,} preemptions in {facts.seconds}"
-    return min(1.0, again), Suggestion(
+    return min(1.0, share), Suggestion(
         {"max_num_seqs": rows},
-        f"{times} threw {lost:,} tokens away, {figures.percent(again)} of all that were computed: let {rows:,} run at "
-        f"once instead of {mean:.0f}",
+        f"after {times} {again:,} tokens were computed again, {figures.percent(share)} of all that were computed: let "
+        f"{rows:,} run at once instead of {mean:.0f}",
         (
-            f"{times}, in which {len(window.ended):,} requests ended: {lost:,} tokens lost of "
-            f"{round(window.budget_used):,} computed",
+            f"{times}, in which {len(window.ended):,} requests ended: {again:,} of {computed:,} computed tokens had "
+            "been computed before",
             f"{mean:.1f} rows a step, mean of the last {len(facts.steps):,}; the limit is {control.max_num_seqs:,}",
             facts.held(),
         ),
@@ -217,9 +221,9 @@ def _cheaper_preemption(facts: _Facts) -> Found:
     """The way to preempt that costs more by the rates that the engine has measured."""
     control = facts.control
     costs = [
-        (preempted.recompute_seconds, preempted.swap_seconds)
-        for preempted in facts.window.preempted
-        if preempted.recompute_seconds is not None and preempted.swap_seconds is not None
+        (lost.recompute_seconds, lost.swap_seconds)
+        for lost in facts.window.preempted
+        if lost.recompute_seconds is not None and lost.swap_seconds is not None
     ]
     if len(costs) < 3 or control.preempt == "auto":
         return None
@@ -241,10 +245,10 @@ def _more_rows(facts: _Facts) -> Found:
     """All rows are taken, though tokens and memory are left."""
     window, control = facts.window, facts.control
     share, occupancy = window.budget_share, window.occupancy
-    rows = min(controls.NUMBERS["max_num_seqs"].most, control.max_num_seqs * 2)
-    if control.batching != "continuous" or share is None or occupancy is None or rows == control.max_num_seqs:
+    if control.batching != "continuous" or share is None or not occupancy or max(share, occupancy) > 0.7:
         return None
-    if facts.waiting_share < 0.5 or facts.full_share < 0.5 or share > 0.7 or occupancy > 0.7 or window.preempted:
+    rows = min(controls.NUMBERS["max_num_seqs"].most, int(control.max_num_seqs * min(2.0, FULL / occupancy)))
+    if rows <= control.max_num_seqs or min(facts.waiting_share, facts.full_share) < 0.5 or window.preempted:
         return None
     budget = f"the budget is {figures.percent(share)} full"
     return facts.waiting_share * (1 - max(share, occupancy)), Suggestion(
@@ -308,7 +312,7 @@ def _smaller_chunks(facts: _Facts) -> Found:
     if control.chunked_prefill:
         chunk = control.max_prefill_chunk or max(1, control.max_num_batched_tokens // 2)
         smaller = max(facts.view.engine.block_size, chunk // 2)
-        at_once = quantile([step.tokens - len(step.cells) for step in prefills], 0.5)
+        at_once = quantile([_prefill_tokens(step) for step in few], 0.5)
         if smaller >= chunk or at_once is None or at_once < 1.2 * smaller:
             return None  # prompts are not cut, or no longer than that
         changes, what = {"max_prefill_chunk": smaller}, f"chunks of {smaller:,} instead of {chunk:,}"

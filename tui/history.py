@@ -218,6 +218,7 @@ class History(Windows):
             waiting_steps=stepped and record.queue.length > 0,
             looked_up_tokens=ledger.looked_up_tokens - self._sharing.looked_up_tokens,
             found_tokens=ledger.found_tokens - self._sharing.found_tokens,
+            recomputed_tokens=sum(joined.recomputed_tokens for joined in record.joined),
             held=waste.held * seconds,
             internal=waste.internal * seconds,
             external=waste.external * seconds,

@@ -56,6 +56,7 @@ class Totals(NamedTuple):
     waiting_steps: float = 0.0
     looked_up_tokens: float = 0.0
     found_tokens: float = 0.0
+    recomputed_tokens: float = 0.0
     held: float = 0.0
     internal: float = 0.0
     external: float = 0.0

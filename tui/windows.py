@@ -48,6 +48,7 @@ class Window:
     external_slot_seconds: float = 0.0
     looked_up_tokens: float = 0.0  # prompt tokens of first admissions
     found_tokens: float = 0.0  # of them, found in the prefix cache
+    recomputed_tokens: float = 0.0  # lost by preemptions, and computed again by requests that came back
     budget_tokens: float = 0.0  # the token budgets of the steps, summed
     budget_used: float = 0.0  # the tokens of the steps, summed
     waiting_steps: float = 0.0  # steps after which somebody waited
@@ -164,6 +165,7 @@ class Windows:
             external_slot_seconds=did.external,
             looked_up_tokens=did.looked_up_tokens,
             found_tokens=did.found_tokens,
+            recomputed_tokens=did.recomputed_tokens,
             budget_tokens=did.budget,
             budget_used=did.tokens,
             waiting_steps=did.waiting_steps,

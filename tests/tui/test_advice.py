@@ -214,6 +214,49 @@ def test_what_was_undone_or_tried_is_not_suggested_again():
     assert changes in [s.changes for s in advise(later, tried=({"batching": "static"},))]
 
 
+def test_nothing_is_said_of_a_moment_that_nobody_saw():
+    load, control, changes, _ = CASES["join"]
+    feed = run(load, control, 30.0)
+    assert changes in [suggestion.changes for suggestion in advise(view_of(feed))]
+    assert feed.fold is not None
+    later = float(int(feed.fold.time)) + 1.3  # the second's end lies where records are missing
+    feed._distrust = True
+    feed._read(msgspec.structs.replace(feed.fold.to_snapshot(), seq=feed.fold.seq + 4, time=later))
+    assert view_of(feed).history.window(later - 31.3, later - 0.3).queue_length is None
+    assert advise(view_of(feed)) == ()
+
+
+def test_what_is_lost_and_found_again_costs_nothing():
+    """With the cache, those that come back find most of what they lost."""
+    for cache in (False, True):
+        feed = run(GROWING, Control(prefix_cache=cache), 30.0)
+        view = view_of(feed)
+        window = view.history.window(view.now - 30.0, view.now)
+        assert len(window.preempted) > 20
+        assert window.recomputed_tokens == pytest.approx(view.counters.recomputed_tokens)
+        again = window.recomputed_tokens / window.budget_used
+        assert any("computed again" in one.why for one in advise(view)) == (again >= 0.2)
+
+
+def test_no_more_rows_are_suggested_than_the_pool_holds():
+    load = Load(6, (200, 300), (60, 120), blocks=110)
+    feed = run(load, Control(max_num_seqs=4), 30.0)
+    occupancy = last(feed, 30.0).occupancy
+    assert occupancy is not None
+    assert 0.5 < occupancy < 0.7
+    (rows,) = [s.changes["max_num_seqs"] for s in advise(view_of(feed)) if "max_num_seqs" in s.changes]
+    assert 4 < rows < 8
+    assert rows / 4 * occupancy <= advice.FULL + 0.01
+
+
+def test_chunks_shorter_than_any_prompt_are_not_suggested_for_many_short_ones():
+    control = Control(prefix_cache=False, max_num_seqs=256)
+    feed = run(Load(9, (90, 110), (4, 8), blocks=4000, base=0.005, token=0.001), control, 20.0)
+    steps = [step for step in view_of(feed).steps[-200:] if step.tokens > len(step.cells)]
+    assert quantile([step.tokens - len(step.cells) for step in steps], 0.5) > 1.2 * 128  # of several prompts at once
+    assert not any("max_prefill_chunk" in suggestion.changes for suggestion in advise(view_of(feed)))
+
+
 def test_within_a_second_it_stays_as_it_is():
     load, control, _, _ = CASES["more rows"]
     view = view_of(run(load, control, 30.0))
