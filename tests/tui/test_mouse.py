@@ -282,8 +282,8 @@ async def test_clicks_and_the_wheel_anywhere_do_no_harm(pointing, panel):
             screen.app.draw_frame()
             for place in screen.app._places:
                 widget = screen.widget(place.name.split("-")[0])
-                for y in range(0, place.height, 2):
-                    for x in range(0, place.width, 9):
+                for y in range(0, place.height, 3):
+                    for x in range(1, place.width, 17):
                         for kind in ("click", "up", "down", "hover"):
                             message = widget.Pointed(place, kind, x, y)
                             if place.name not in ("footer", "header"):
