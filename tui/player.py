@@ -21,7 +21,7 @@ from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decod
 from tui import controls
 from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
-from tui.recording import STDIN, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
+from tui.recording import STDIN, Head, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
 
 MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown
 MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
@@ -371,6 +371,12 @@ class Index:
 
     def _read(self) -> None:
         heads = read_heads(self._path)
+        try:
+            self._note(heads)
+        finally:
+            heads.close()
+
+    def _note(self, heads: Reading[Head]) -> None:
         control = None
         rest_at = time.monotonic() + SCAN_WORK
         for head in heads:
@@ -388,4 +394,3 @@ class Index:
                 if switched or head.preempted or head.copies:
                     self._events.append(head.seq)
             control, self.last = head.control, head
-        heads.close()

@@ -21,6 +21,7 @@ class RecorderSwitch:
         self._tell = tell
         self._recorder: Recorder | None = None
         self._seq = 0  # of the last record that was written
+        self._engine_started = 0.0  # on its clock: tells one engine from another
 
     @property
     def running(self) -> bool:
@@ -65,7 +66,7 @@ class RecorderSwitch:
             self._tell(str(error), True)
             return
         self._recorder.begin(feed.fold.to_snapshot())
-        self._seq = feed.fold.seq
+        self._seq, self._engine_started = feed.fold.seq, feed.fold.engine.started
         feed.listener = self._hear
         self._tell(f"recording to {name}; r ends it", False)
 
@@ -90,9 +91,9 @@ class RecorderSwitch:
             self.stop()
         elif isinstance(item, Record):
             recorder.take(item)
-        elif item.seq >= self._seq:
-            recorder.gap(self._seq + 1, item.seq, item)
-        else:
+        elif item.engine.started != self._engine_started or item.seq < self._seq:
             self.stop()
             self._tell("recording ended: the engine is another one now", True)
+        elif item.seq > self._seq:
+            recorder.gap(self._seq + 1, item.seq, item)
         self._seq = item.seq

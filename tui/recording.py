@@ -82,8 +82,10 @@ class Recorder:
         self._put(snapshot)
 
     def close(self) -> None:
-        """Write what waits, and end. Does not wait for a disk that hangs."""
+        """Write what waits, and end. Does not wait for a disk that hangs, nor where it has ended already."""
         self._over.set()
+        if self.error:
+            return
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive() and not self.error:
             self.error = f"{self.path}: the disk did not take the last records within {CLOSE_SECONDS:.0f} s"

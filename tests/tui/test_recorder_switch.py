@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from engine.protocol import encode
 from tui import figures
@@ -113,12 +114,13 @@ async def test_a_gap_is_recorded_as_one(running, recording, fold, tmp_path):
     assert state(session.feed.fold) == then
 
 
-async def test_another_engine_ends_the_recording(running, recording, tmp_path):
+@pytest.mark.parametrize("seq", [0, 10_000])
+async def test_another_engine_ends_the_recording(running, recording, tmp_path, seq):
     async with running() as screen:
         feed = screen.app.session.feed
         await record_to(screen, tmp_path / "one.jsonl")
         first = recording[0]
-        other = msgspec.structs.replace(first, engine=msgspec.structs.replace(first.engine, started=999.0))
+        other = msgspec.structs.replace(first, engine=msgspec.structs.replace(first.engine, started=999.0), seq=seq)
         feed._read(other)
         assert not screen.app.recorder.running
         assert "recording ended: the engine is another one now" in screen.text("footer")

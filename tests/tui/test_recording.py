@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
@@ -346,3 +347,24 @@ def test_a_pipe_is_read_once_through(items, tmp_path):
         file.write(b"".join(lines_of(items[:5])))  # less than a pipe holds
     with os.fdopen(read, "rb"):
         assert list(read_recording(recording.Path(f"/dev/fd/{read}"))) == items[:5]
+
+
+def test_a_disk_that_is_too_slow_is_not_waited_for(items, tmp_path, monkeypatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(recorder, data):
+        hangs.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(recording, "MAX_WAITING", 3)
+    monkeypatch.setattr(Recorder, "_send", hang)
+    recorder = Recorder(tmp_path / "slow.jsonl")
+    recorder.begin(items[0])
+    hangs.wait()
+    for record in items[1:6]:
+        recorder.take(record)
+    assert "the disk is too slow" in recorder.error
+    recorder.close()
+    assert recorder._thread.is_alive()  # it was not joined: the disk still hangs
+    goes_on.set()
+    recorder._thread.join()
