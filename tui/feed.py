@@ -142,7 +142,12 @@ class Feed:
         except Contradiction as error:
             raise NotAnEngine(f"its snapshot cannot be true: {error}") from None
         fold = self.fold
-        same = fold is not None and fold.engine.started == snapshot.engine.started and fold.seq <= snapshot.seq
+        same = (
+            fold is not None
+            and fold.engine.started == snapshot.engine.started
+            and fold.seq <= snapshot.seq
+            and fold.time <= snapshot.time  # figures over time go one way only
+        )
         if fold is not None and same and not self._distrust:
             return
         missing = snapshot.seq - fold.seq if fold is not None and same else 0

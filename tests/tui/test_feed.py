@@ -126,6 +126,15 @@ async def test_another_engine_at_the_same_place_starts_anew(stream, simulated):
     assert feed.link.lost == 0
 
 
+async def test_a_snapshot_from_before_what_is_known_starts_anew(stream):
+    records, states = stream
+    back = msgspec.structs.replace(states[30], time=states[10].time - 0.01)
+    feed, _ = await follow(Script([states[0], back], [[*records[:10], Gap(11, 25)], records[30:]]))
+    assert feed.fold.seq == 60
+    assert feed.history.start == back.time  # no time before that: figures over time go one way only
+    assert feed.link.lost == 0
+
+
 async def test_it_waits_for_an_engine_that_is_not_up_yet(stream):
     records, states = stream
     script = Script([Unreachable("nothing answers there")] * 3 + [states[0]], [records])
