@@ -110,12 +110,12 @@ class PrefixTree:
             block_bytes=self.block_bytes,
         )
 
-    def index_of(self, last: int | None) -> int | None:
-        """The node that ends in a block; None where none does."""
-        if last is None or not len(self):
+    def index_of(self, block: int | None) -> int | None:
+        """The node that has a block, whatever came before or after it since; None where none does."""
+        if block is None or not len(self):
             return None
-        found = np.flatnonzero(self.lasts == last).tolist()
-        return found[0] if found else None
+        found = np.flatnonzero(self.blocks == block).tolist()
+        return int(np.searchsorted(self.starts, found[0], "right")) - 1 if found else None
 
     def visible(self, closed: frozenset[int]) -> Ints:
         """The nodes that no node among `closed` (by their last blocks) hides."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -54,9 +55,9 @@ def snapshot(tables, cached=(), blocks=64):
     logical, physical = sum(references.values()), len(references)
     ledger = SharingLedger(logical, physical, logical - physical, (logical - physical) * 1600)
     states = tuple(state(f"r{at}", table) for at, table in enumerate(tables))
-    return Snapshot(
-        1, 10.0, info, Control(), states, (*held, *idle), PoolTotals(), WasteLedger(), ledger, Queue(), Counters()
-    )
+    counts = Counter(block.state for block in (*held, *idle))
+    pool = PoolTotals(free=blocks - counts.total(), **counts)
+    return Snapshot(1, 10.0, info, Control(), states, (*held, *idle), pool, WasteLedger(), ledger, Queue(), Counters())
 
 
 @pytest.fixture
@@ -89,7 +90,8 @@ def views(simulated, fold, frame):
         for at, record in enumerate(items[1:]):
             feed._take(record)
             if at % 13 == 0:
-                out.append(frame(feed).view.frozen())
+                view = frame(feed).view
+                out.append(replace(view, blocks=deepcopy(view.blocks), requests=dict(view.requests)))
     return out
 
 
@@ -142,6 +144,16 @@ def test_runs_are_as_long_as_they_can_be(views):
             parent = int(tree.parents[index])
             if parent != UNKNOWN and parents[parent] == 1:
                 assert tree.references[index] != tree.references[parent]
+
+
+def test_a_node_is_found_by_any_of_its_blocks(views):
+    """So that what is selected stays it when its run grows, or loses its end."""
+    for view in views:
+        tree = prefix_tree.build(view)
+        for index, node in enumerate(nodes(tree)):
+            assert {tree.index_of(block) for block in node.blocks} == {index}
+        assert tree.index_of(None) is None
+        assert tree.index_of(len(view.blocks)) is None
 
 
 def test_siblings_come_with_what_saves_most_first(views):
@@ -303,7 +315,7 @@ def test_a_view_of_another_engine_has_its_own_tree(view_of):
 
 def test_drawing_changes_no_column(views):
     view = views[-1]
-    before = view.blocks.copy()
+    before = deepcopy(view.blocks)
     prefix_tree.build(view)
     for name in before.__slots__:
         assert np.array_equal(getattr(before, name), getattr(view.blocks, name), equal_nan=name == "since")
