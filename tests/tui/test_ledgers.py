@@ -316,7 +316,7 @@ def test_a_moment_is_not_compared(frames):
 
 @pytest.mark.parametrize(
     ("most", "top"),
-    [(0.0, 1.0), (0.9, 1.0), (1.0, 1.0), (1.2, 2.0), (2.1, 2.5), (387.0, 500.0), (0.06, 0.1), (5.1, 10.0)],
+    [(0.0, 1.0), (0.9, 1.0), (1.0, 1.0), (1.2, 2.0), (2.1, 4.0), (387.0, 400.0), (0.07, 0.08), (8.1, 10.0)],
 )
 def test_a_scale_ends_in_a_round_number(most, top):
     assert charts.top_of(most) == pytest.approx(top)

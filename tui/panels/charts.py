@@ -20,7 +20,7 @@ from tui.view import View
 TICK = 0.25  # seconds; a column is a whole number of these, so that columns do not shift from frame to frame
 SCALE_WIDTH = 15  # cells of the scale at the left of a large chart
 FRAME_ROWS = 3  # of a large chart beside its plot: what it is, the axis, and its times
-_NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+_NICE = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)  # with halves that read well too
 
 Characters = npt.NDArray[np.str_]
 Codes = npt.NDArray[np.uint8]
@@ -157,8 +157,9 @@ def large(view: View, chart: Chart, whole: Window, window: float, width: int, ro
     labels: dict[int, str] = {}
     if whole.observed:
         labels = {0: show(most), plot_rows - 1: "0"}
-        if plot_rows >= 7:
-            labels[plot_rows // 2] = show(most / 2)
+        half = show(most / 2)
+        if plot_rows >= 7 and half not in (show(0.0), show(most)):  # of one request there is no half
+            labels[plot_rows // 2] = half
     out = [legend(chart, whole, width, look)]
     for row, line in enumerate(plot.lines(columns.cells)):
         scale = labels.get(row, "")[: SCALE_WIDTH - 2]
