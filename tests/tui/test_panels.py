@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -208,6 +209,20 @@ def test_the_link_is_told(frames, link, shown):
     assert shown in text("header", blank, 80, 2)
     if link.detail:
         assert link.detail in text("blocks", blank, 80, 10)
+
+
+def test_what_stands_against_a_connection_is_told_whatever_is_in_front():
+    frame = Frame(Status(Link("connecting", "it refuses", 8.0), "http://127.0.0.1:9"), None)
+    assert text("header", frame, 80, 2).splitlines()[1].split("  ")[:2] == [" http://127.0.0.1:9", "it refuses"]
+
+
+def test_controls_have_their_keys_in_the_header(frames):
+    told = text("header", frames[0], 200, 2).splitlines()[1]
+    control = frames[0].view.control
+    assert f"b budget {control.max_num_batched_tokens:,}" in told
+    assert "k chunks" in told
+    quiet = replace(frames[0], status=replace(frames[0].status, readonly=True))
+    assert "k chunks" not in text("header", quiet, 200, 2)
 
 
 def test_loading_lines_of_an_own_engine_are_shown():

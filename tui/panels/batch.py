@@ -234,6 +234,7 @@ def _rest(planned: Plan) -> str:
     hidden = [*planned.rows[: planned.top], *planned.rows[planned.top + planned.drawn :]]
     running = sum(row.lane is not None and row.request is not None for row in hidden)
     waiting = sum(row.lane is None for row in hidden)
+    words: tuple[str, ...]
     if planned.top:
         first, last = planned.top + 1, planned.top + planned.drawn
         text = f" rows {first:,} to {last:,} of {len(planned.rows):,}"

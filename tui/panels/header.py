@@ -45,7 +45,11 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
 
 
 def _target(frame: Frame, width: int) -> Line:
-    return spread([(" ", "text"), (clean(frame.status.target), "dim")], [], width)
+    """Before anything was read: of whom, and what stands against it."""
+    link = frame.status.link
+    role = "bad" if link.phase in ("foreign", "ended") else "dim"
+    parts: list[Line] = [[(clean(frame.status.target), "dim")], [(clean(link.detail), role)]]
+    return spread([(" ", "text"), *join([part for part in parts if part[0][0]], ("  ", "text"), width - 1)], [], width)
 
 
 def _link(frame: Frame, look: Look) -> Line:
@@ -84,11 +88,11 @@ def _controls(frame: Frame, view: View, width: int) -> Line:
     """Controls by importance: as many as fit. Narrow screens leave out the names of what tells itself."""
     control, queue = view.control, view.queue
     in_batch = sum(state.status != "waiting" for state in view.requests.values())
-    keys = not frame.status.readonly
+    keys = not frame.status.fixed
     named = width >= 110
 
     def part(field: str, value: str, role: str = "value", name: bool = True) -> Line:
-        keyed = controls.BY_FIELD[field]
+        keyed = controls.BY_FIELD[field] if field in controls.BY_FIELD else controls.NUMBERS[field]
         key: Line = [(keyed.key, "key"), (" ", "text")] if keys else []
         return [*key, *([(f"{keyed.short} ", "dim")] if name else []), (value, role)]
 
@@ -112,7 +116,7 @@ def _controls(frame: Frame, view: View, width: int) -> Line:
         part("scheduling_policy", controls.word(control.scheduling_policy), name=named),
         part("preempt", control.preempt),
         *fit,
-        [("budget ", "dim"), (f"{control.max_num_batched_tokens:,}", "value")],
-        [("chunks ", "dim"), (longest if control.chunked_prefill else "off", "value")],
+        part("max_num_batched_tokens", f"{control.max_num_batched_tokens:,}"),
+        part("chunked_prefill", longest if control.chunked_prefill else "off"),
     ]
     return [(" ", "text"), *join(parts, ("   " if named else "  ", "text"), width - 2)]
