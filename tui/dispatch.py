@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tui.commands import Reaction, Seek
+from tui.commands import Reaction, Say, Seek
 from tui.focus import PANELS, Focus, PanelName
 from tui.panels import scrub
 from tui.panels.line import Line
@@ -13,6 +13,7 @@ from tui.panels.modules import MODULES
 from tui.scene import Place, owner
 from tui.view import Frame
 
+PANEL_KEYS = ("up", "down", "left", "right", "pageup", "pagedown", "home", "end", "enter")
 OVERLAY_STEP = 3  # lines that J, K and the wheel scroll
 
 
@@ -34,6 +35,8 @@ def press(frame: Frame, key: str, places: Sequence[Place]) -> Reaction:
     handle = getattr(MODULES[focus.panel], "press", None)
     if place is None or handle is None:
         return None
+    if frame.view is None and key in PANEL_KEYS:
+        return Say("nothing was heard of an engine yet", bad=True)
     reaction: Reaction = handle(frame, key, place.width, place.height)
     if _stands_in(place) and isinstance(reaction, Focus) and not reaction.inspecting:
         reaction = reaction.but(expanded=True)  # what it changes is not seen in what stands in for it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 
@@ -264,7 +265,7 @@ def test_a_prefix_is_lit_with_all_its_sharers(busy):
 
 
 def test_a_cached_prefix_goes_back_as_far_as_it_is_known(busy):
-    view = replace(busy.view, blocks=busy.view.blocks.copy(), requests={})
+    view = replace(busy.view, blocks=deepcopy(busy.view.blocks), requests={})
     table = max((state.table for state in busy.view.requests.values()), key=len)[:40]
     view.blocks.references[list(table)], view.blocks.state[list(table)] = 0, CACHED
     assert tuple(chain(view, table[-1]).tolist()) == table
