@@ -40,6 +40,7 @@ from tui.widgets.too_small import TooSmall
 
 FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
+SOON_SECONDS = 0.015  # after an input
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
 STORY_RECORDS = 400  # that a block's story is read from
@@ -76,6 +77,7 @@ class PagedTop(App[int]):
         self._notice_until = 0.0
         self._seen: tuple[object, ...] = ()
         self._drawn_at = 0.0
+        self._soon = False  # a frame is asked for
         self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
         self._places: tuple[Place, ...] = ()
         self._panels: dict[str, Panel] = {}
@@ -146,7 +148,16 @@ class PagedTop(App[int]):
             self._story(view),
         )
 
+    def draw_soon(self) -> None:
+        """Draw what an input has changed: many in a row in one frame."""
+        if not self._frames:
+            self.draw_frame()
+        elif not self._soon:
+            self._soon = True
+            self.set_timer(SOON_SECONDS, self.draw_frame)
+
     def draw_frame(self) -> None:
+        self._soon = False
         frame = self.frame()
         width, height = self._size_now or self.size
         places = arrange(width, height, frame)
@@ -209,7 +220,7 @@ class PagedTop(App[int]):
         """Put a notice on the last line for a while."""
         self._notice = (text, bad)
         self._notice_until = self.session.clock() + NOTICE_SECONDS
-        self.draw_frame()
+        self.draw_soon()
 
     # Input
 
@@ -220,7 +231,7 @@ class PagedTop(App[int]):
         if self._question.asked is not None:
             if event.key == "escape":
                 await self._question.close()
-                self.draw_frame()
+                self.draw_soon()
             return
         event.prevent_default()
         event.stop()
@@ -276,11 +287,11 @@ class PagedTop(App[int]):
                 await self._ask(reaction)
             case commands.Say(text, bad):
                 self.say(text, bad)
-        self.draw_frame()
+        self.draw_soon()
 
     async def _ask(self, ask: commands.Ask) -> None:
         await self._question.ask(ask, self.screen_stack[0], self._size_now or self.size)
-        self.draw_frame()
+        self.draw_soon()
 
     async def on_input_submitted(self, event: Any) -> None:
         """The answer to the question on the last line."""
@@ -298,7 +309,7 @@ class PagedTop(App[int]):
             self.recorder.start(text)
         else:
             await self.perform(dispatch.answered(self.frame(), ask.what, text))
-        self.draw_frame()
+        self.draw_soon()
 
     # The screen
 
@@ -334,7 +345,7 @@ class PagedTop(App[int]):
             self.focus_now = out
         elif self.scrub.seq is not None:
             self.action_pause()
-        self.draw_frame()
+        self.draw_soon()
 
     async def action_filter(self) -> None:
         self._look_at(panel="requests")
@@ -361,7 +372,7 @@ class PagedTop(App[int]):
 
     def _look_at(self, **changes: Any) -> None:
         self.focus_now = self.focus_now.but(**changes)
-        self.draw_frame()
+        self.draw_soon()
 
     # Time
 

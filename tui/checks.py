@@ -7,7 +7,6 @@ would quietly be another block: both are found here, in words for a person.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
 
 import msgspec
 import numpy as np
@@ -16,7 +15,8 @@ from engine.protocol import Block, Durations, EngineInfo, PoolTotals, Queue, Rec
 from tui.block_columns import FREE, NAMES, STATES
 from tui.fold import EngineFold
 
-MAX_BLOCKS = 50_000_000
+MAX_BLOCKS = 8_000_000
+MAX_TIME = 1e11  # seconds, on any clock: sums of times stay exact to the microsecond
 MAX_COUNT = 1 << 48  # what no count of a sound engine comes near to
 
 
@@ -31,15 +31,15 @@ def check_engine(engine: EngineInfo) -> None:
     _require(0 <= engine.num_host_blocks < MAX_COUNT, "engine.num_host_blocks", engine.num_host_blocks)
     _require(0 <= engine.kv_bytes_per_token < MAX_COUNT, "engine.kv_bytes_per_token", engine.kv_bytes_per_token)
     _require(1 <= engine.max_model_len < MAX_COUNT, "engine.max_model_len", engine.max_model_len)
-    _require(isfinite(engine.started), "engine.started", engine.started)
-    _require(isfinite(engine.started_unix), "engine.started_unix", engine.started_unix)
+    _require(_is_time(engine.started), "engine.started", engine.started)
+    _require(_is_time(engine.started_unix), "engine.started_unix", engine.started_unix)
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
     """Raises Contradiction, with the field and what it has, unless a fold can start from this."""
     check_engine(snapshot.engine)
     _require(0 <= snapshot.seq < MAX_COUNT, "seq", snapshot.seq)
-    _require(isfinite(snapshot.time), "time", snapshot.time)
+    _require(_is_time(snapshot.time), "time", snapshot.time)
     _check_totals(snapshot.pool, snapshot.waste, snapshot.queue, snapshot.engine)
     _check_counts(snapshot.sharing, "sharing")
     _check_counts(snapshot.counters, "counters")
@@ -58,7 +58,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
 def check_record(record: Record, fold: EngineFold) -> None:
     """Raises Contradiction unless `record`, the next one by its number, can follow the state."""
     engine, requests = fold.engine, fold.requests
-    _require(record.time >= fold.time and isfinite(record.time), "time", record.time)
+    _require(record.time >= fold.time and _is_time(record.time), "time", record.time)
     for name in Durations.__struct_fields__:
         seconds = getattr(record.durations, name)
         _require(0.0 <= seconds < 1e9, f"durations.{name}", seconds)
@@ -78,7 +78,7 @@ def check_record(record: Record, fold: EngineFold) -> None:
         name = arrived.request
         _require(name not in requests or name in lengths, "arrived", name)
         _require(0 <= arrived.prompt_tokens < MAX_COUNT, "arrived.prompt_tokens", arrived.prompt_tokens)
-        _require(isfinite(arrived.time), "arrived.time", arrived.time)
+        _require(_is_time(arrived.time), "arrived.time", arrived.time)
     gone = lengths.keys() - came
     _check_known([lost.request for lost in record.preempted], requests, came, gone, "preempted")
     _check_known([joined.request for joined in record.joined], requests, came, gone, "joined")
@@ -145,8 +145,8 @@ def _length(name: str, lengths: dict[str, int], requests: dict[str, RequestState
 def _check_request(state: RequestState, blocks: int) -> None:
     for field in ("prompt_tokens", "num_tokens", "computed_tokens", "cached_tokens", "preemptions", "swapped_tokens"):
         _require(0 <= getattr(state, field) < MAX_COUNT, f"requests.{field}", getattr(state, field))
-    _require(isfinite(state.arrived), "requests.arrived", state.arrived)
-    _require(state.first_token is None or isfinite(state.first_token), "requests.first_token", state.first_token)
+    _require(_is_time(state.arrived), "requests.arrived", state.arrived)
+    _require(state.first_token is None or _is_time(state.first_token), "requests.first_token", state.first_token)
     if state.table:
         _require(min(state.table) >= 0, "requests.table", min(state.table))
         _require(max(state.table) < blocks, "requests.table", max(state.table))
@@ -179,7 +179,7 @@ def _check_totals(pool: PoolTotals, waste: WasteLedger, queue: Queue, engine: En
     _require(waste.held <= engine.num_blocks * engine.block_size, "waste.held", waste.held)
     _require(waste.held == waste.filled + waste.internal, "waste.internal", waste.internal)
     _require(0 <= queue.length < MAX_COUNT, "queue.length", queue.length)
-    _require(isfinite(queue.oldest_age), "queue.oldest_age", queue.oldest_age)
+    _require(_is_time(queue.oldest_age), "queue.oldest_age", queue.oldest_age)
 
 
 def _check_counts(counts: msgspec.Struct, where: str) -> None:
@@ -198,6 +198,10 @@ def _check_pool(pool: PoolTotals, counts: list[int]) -> None:
     for name, count, told in zip(NAMES, counts, msgspec.structs.astuple(pool), strict=True):
         if count != told:
             raise Contradiction(f"pool.{name} is {told:,}, and {count:,} blocks are {name}")
+
+
+def _is_time(seconds: float) -> bool:
+    return abs(seconds) < MAX_TIME  # neither infinite nor NaN
 
 
 def _require(holds: bool, field: str, value: object) -> None:

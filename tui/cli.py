@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -110,6 +111,9 @@ def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was started with that one closed
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     parser, options = parse(argv)
     browser = "TEXTUAL_DRIVER" in os.environ  # a page of --web: there is no terminal, but a screen
     terminal = browser or (sys.stdin.isatty() and sys.stdout.isatty())
@@ -130,12 +134,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         "utf-8" if browser else sys.stdout.encoding or "",
     )
     try:
-        return _run(_web(options, argv) if options.web else _chosen(options, screen, terminal))
+        code = _run(_web(options, argv) if options.web else _chosen(options, screen, terminal))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"paged-top: error: standard output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, so that the interpreter does not fail over it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check(parser: Parser, options: argparse.Namespace, terminal: bool) -> None:

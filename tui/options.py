@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 ENVIRONMENT = "PAGED_TOP_"
+_PLACE = re.compile(r"([^@]*@)?(\[[^\[\]]+\]|[^\[\]:@]+)(:\d+)?")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
 USAGE = 2
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -43,16 +48,24 @@ class Option:
 
 
 def server_url(text: str) -> str:
-    """An http(s) address without a path. Raises ArgumentTypeError."""
-    from httpx import URL, InvalidURL  # what will open it
-
+    """An http(s) address, perhaps with a path. Raises ArgumentTypeError."""
     try:
-        parts = URL(text)
-        known = parts.scheme in ("http", "https") and bool(parts.host)
-        usable = known and (parts.port is None or 0 < parts.port < 1 << 16)
-    except (InvalidURL, UnicodeError):
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+        whole = _PLACE.fullmatch(parts.netloc) is not None
+        address = ":" in host or host.replace(".", "").isdigit()
+        known = bool(ip_address(host.partition("%")[0])) if address else _HOST.fullmatch(host) is not None
+        usable = (
+            whole
+            and known
+            and parts.scheme in ("http", "https")
+            and not parts.query
+            and not parts.fragment
+            and port != 0
+        )
+    except ValueError:  # of a port, of brackets, or of an IP address
         usable = False
-    if not usable or any(c.isspace() for c in text):
+    if not usable or not text.isascii() or not text.isprintable() or " " in text:
         raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
     return text.rstrip("/").removesuffix("/v1")
 

@@ -118,7 +118,7 @@ _COLOUR_BLIND = Tones(
 
 _SIXTEEN = Tones(
     back=None, text="white", strong="bright_white", dim="bright_black", faint="bright_black", key="bright_yellow",
-    good="bright_green", bad="bright_red", warn="yellow", mode="bright_cyan", old="bright_red", cached="blue",
+    good="bright_green", bad="bright_red", warn="yellow", mode="bright_cyan", old="bright_red", cached="cyan",
     shared="bright_yellow", reserved="red", latency="bright_magenta",
     hues=("bright_blue", "green", "magenta", "cyan", "yellow",
           "bright_green", "bright_magenta", "blue", "bright_cyan", "white"),

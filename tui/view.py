@@ -93,6 +93,13 @@ class Status:
     replay: str = ""
     log: tuple[str, ...] = ()
 
+    @property
+    def fixed(self) -> str:
+        """Why nothing can be sent from here; empty where it can."""
+        if self.playing is not None:
+            return "a recording: nothing can be changed"
+        return "readonly: nothing is sent" if self.readonly else ""
+
 
 @dataclass(frozen=True, slots=True)
 class View:

@@ -59,7 +59,7 @@ async def test_a_refused_choice_is_passed_over_by_the_next_press(running):
         screen.engine.refusal = ""
         await screen.press("w")
         await screen.press("w")
-        assert [change["preempt"] for change in screen.engine.changes] == ["recompute", "swap", "recompute"]
+        assert [change["preempt"] for change in screen.engine.changes] == ["recompute", "swap", "auto"]
 
 
 async def test_an_answer_that_kept_the_old_mode_is_told(running):

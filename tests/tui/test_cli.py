@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tui.cli import main
+from tui.cli import main, parse
+
+RECORDING = Path(__file__).with_name("recording.jsonl.gz")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,10 @@ def no_environment(monkeypatch):
         (["--url", "http://x:0"], "--url: must be an address"),
         (["--url", ""], "--url: must be an address"),
         (["--url", "http://"], "--url: must be an address"),
+        (["--url", "http://x/?q"], "--url: must be an address"),
+        (["--url", "http://x/#f"], "--url: must be an address"),
+        (["--url", "http://x y"], "--url: must be an address"),
+        (["--url", "http://-x"], "--url: must be an address"),
         (["--nonsense"], "--nonsense"),
         (["--url", "http://x", "--model", "tiny"], "--model"),
         (["--demo", "--once"], "--once"),
@@ -73,3 +80,31 @@ def test_help_imports_nothing_heavy():
 def test_the_app_and_what_it_imports_load_no_torch():
     code = "import sys, tui.app, tui.demo, tui.once\nassert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("https://h.example/v1/", "https://h.example"),
+        ("http://[::1]:80/", "http://[::1]:80"),
+        ("http://user:word@my_host:1/below", "http://user:word@my_host:1/below"),
+    ],
+)
+def test_good_addresses(text, url):
+    assert parse(["--url", text])[1].url == url
+
+
+def test_a_full_disk_is_one_line(tmp_path):
+    code = f"import sys; from tui.cli import main; sys.exit(main(['play', {str(RECORDING)!r}, '--once']))"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "paged-top: error: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_stream_that_is_closed_is_no_traceback(closed):
+    command = f"{sys.executable} -m tui.cli play {RECORDING} --once {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

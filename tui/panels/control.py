@@ -62,7 +62,7 @@ class _Entry:
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     entries = _entries(frame, width - 2, look)
     top = _top(frame, entries, height - 2)
-    right: Line = [("readonly: nothing is sent", "warn")] if frame.status.readonly else []
+    right: Line = [(frame.status.fixed, "warn")] if frame.status.fixed else []
     body = [entry.line for entry in entries[top : top + height - 2]]
     return box("control", right, body, width, height, look.glyphs, front=frame.focus.panel == "control")
 
@@ -151,8 +151,8 @@ def _at(frame: Frame, row: int) -> Reaction:
 
 def _sent(frame: Frame, command: Reaction) -> Reaction:
     """The command, where anything may be sent."""
-    if frame.status.readonly:
-        return Say("readonly: nothing is sent", bad=True)
+    if frame.status.fixed:
+        return Say(frame.status.fixed, bad=True)
     if frame.view is None:
         return Say("there is no engine yet", bad=True)
     return command
@@ -160,7 +160,7 @@ def _sent(frame: Frame, command: Reaction) -> Reaction:
 
 def _enter(frame: Frame, row: int) -> Reaction:
     view = frame.view
-    if view is None or frame.status.readonly:
+    if view is None or frame.status.fixed:
         return _sent(frame, None)
     if row >= FIRST_ADVICE:
         return Change(dict(frame.advice[row - FIRST_ADVICE].changes))

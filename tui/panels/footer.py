@@ -26,13 +26,15 @@ def _parts(frame: Frame) -> list[Line]:
     status = frame.status
     still = status.past is not None or (status.playing is not None and not status.playing.running)
     names = {"pause": "go on" if still else "pause"}
-    able = [key for key in GLOBAL if key.brief and not (key.sends and status.readonly)]
+    able = [key for key in GLOBAL if key.brief and not (key.sends and status.fixed)]
     reserved = frame.view is not None and frame.view.control.allocation == "reserved"
     able = [key for key in able if reserved or key.action != "switch('reserved_fit')"]
     own = MODULES[frame.focus.panel].KEYS[:3]
     parts: list[Line] = [_part(key.shown.split()[0], names.get(key.brief, key.brief)) for key in able[:4]]
-    if status.readonly:
-        parts.append([("readonly: nothing is sent", "dim")])
+    if status.playing is not None:
+        parts += [_part("[ ]", "speed"), _part(". n", "step, event")]
+    elif status.fixed:
+        parts.append([(status.fixed, "dim")])
     if frame.focus.expanded:
         parts += [_part(key.keys, key.does) for key in own]
     return parts + [_part(key.shown.split()[0], key.brief) for key in able[4:]]

@@ -25,8 +25,8 @@ def lines(frame: Frame, width: int, look: Look) -> list[Line]:
     here = [(key.keys, "key", key.does) for key in MODULES[panel].KEYS]
     sections = [_section(f"in {TITLES[panel]}", here, cells)]
     for group, name in _GROUPS.items():
-        if group == "engine" and frame.status.readonly:
-            sections.append([[(" the engine", "title")], [(" readonly: nothing is sent", "dim")]])
+        if group == "engine" and frame.status.fixed:
+            sections.append([[(" the engine", "title")], [(f" {frame.status.fixed}", "dim")]])
             continue
         keys = [key for key in GLOBAL if key.group == group and (frame.status.playing or not key.replays)]
         sections.append(_section(name, [(key.shown, "key", _does(key)) for key in keys], cells))

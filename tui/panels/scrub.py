@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from tui import figures
 from tui.look import Look
 from tui.panels.line import Line, clean, fit, length
@@ -29,9 +31,10 @@ def share(frame: Frame, x: int, width: int) -> float | None:
 
 
 def _words(past: Past) -> tuple[str, str]:
-    newer = past.last - past.seq
-    since = f"{figures.plural(newer, 'record')} since" if newer else "the newest"
-    return f" step {past.seq:,}  {past.first:,} ", f" {past.last:,}  {since}, {figures.seconds(past.behind)} back "
+    """What stands on the two sides of the bar, as wide at every step, so that the bar stays where it is."""
+    wide = len(f"{past.last:,}")
+    newer, back = past.last - past.seq, figures.seconds(past.behind)
+    return f" step {past.seq:>{wide},}  {past.first:,} ", f" {past.last:,}  {newer:>{wide},} since, {back:>8} back "
 
 
 def _bar_place(past: Past, width: int) -> tuple[int, int]:
@@ -57,7 +60,7 @@ def _playing(playing: Playing, width: int, look: Look) -> Line:
         (f" {state} ", "value"),
         (f"{figures.clock(playing.position)}", "value"),
         (f" of {figures.clock(playing.duration)}" if playing.duration is not None else "", "dim"),
-        (f"  {playing.speed:g} times as fast", "dim"),
+        (f"  {_pace(playing.speed)}", "dim"),
     ]
     tail: Line = [(f"  next record in {figures.seconds(playing.waits)}", "dim")] if playing.waits > 1 else []
     if playing.ended and playing.note:
@@ -68,3 +71,9 @@ def _playing(playing: Playing, width: int, look: Look) -> Line:
         head += [("  ", "text"), (look.glyphs.line * at, "mode"), (look.glyphs.live, "key")]
         head += [(look.glyphs.rest * (bar - at - 1), "faint")]
     return fit([*head, *tail], width)
+
+
+def _pace(speed: float) -> str:
+    if speed == 1:
+        return "as fast as it was"
+    return f"{speed:g} times as fast" if isfinite(speed) else "read at once"
