@@ -44,6 +44,7 @@ SOON_SECONDS = 0.015  # after an input
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
 STORY_RECORDS = 400  # that a block's story is read from
+TEXT_ROWS = 60  # of the prefix tree whose texts are read, one at a time
 TEXT_SECONDS = 0.3  # between two reads of what is selected
 _SHOWN = (
     "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "scrub", "footer",
@@ -202,19 +203,22 @@ class PagedTop(App[int]):
         return self._story_of[1]
 
     async def _read_texts(self) -> None:
-        """Ask for the texts of what the inspector shows."""
+        """Ask for the texts of what the inspector shows, and of the prefixes that the sharing panel lists."""
         focus, view = self.focus_now, self.session.view()
+        live = view is not None and self.scrub.seq is None and self.session.player is None
         request = block = None
-        if focus.inspecting and self.scrub.seq is None and view is not None:
-            if focus.panel == "requests":
-                request = focus.request
-            elif focus.panel == "blocks":
-                block = focus.map.block
-            elif focus.panel == "sharing" and focus.sharing.node is not None:
-                tree = tree_of(view)
-                at = tree.index_of(focus.sharing.node)
-                block = tree.node(at).blocks[0] if at is not None else None
+        wanted: dict[int, int] = {}
+        if live and view is not None and focus.panel == "sharing":
+            tree = tree_of(view)
+            shown = tree.visible(focus.sharing.closed)[focus.sharing.top :][:TEXT_ROWS]
+            wanted = {at: int(view.blocks.changed[at]) for at in tree.blocks[tree.starts[shown]].tolist()}
+            at = tree.index_of(focus.sharing.node) if focus.inspecting else None
+            block = tree.node(at).blocks[0] if at is not None else None
+        elif live and focus.inspecting:
+            request = focus.request if focus.panel == "requests" else None
+            block = focus.map.block if focus.panel == "blocks" else None
         await self._texts.read(request, block)
+        await self._texts.glance(wanted)
 
     def say(self, text: str, bad: bool = False) -> None:
         """Put a notice on the last line for a while."""

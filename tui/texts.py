@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -47,11 +48,31 @@ class TextReader:
     """
 
     def __init__(self, source: Callable[[], TextSource | None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.texts = Texts()
+        self._told = Texts()
+        self._glances: dict[int, BlockText] = {}
         self._source = source
         self._clock = clock
         self._selected: tuple[str | None, int | None] = (None, None)
         self._due = 0.0
+
+    @property
+    def texts(self) -> Texts:
+        """What is known of what is selected, and of blocks that were looked at."""
+        return replace(self._told, blocks={**self._glances, **self._told.blocks}) if self._glances else self._told
+
+    async def glance(self, wanted: Mapping[int, int]) -> None:
+        """Ask about one of some blocks that is not known yet, or has changed since; forget all others.
+
+        `wanted`: the last record that told of each block. Raises nothing that a server can cause.
+        """
+        self._glances = {block: text for block, text in self._glances.items() if block in wanted}
+        source = self._source()
+        for block, changed in wanted.items():
+            known = self._glances.get(block)
+            if source is not None and (known is None or known.seq < changed):
+                with suppress(Missing, Unreachable, NotAnEngine):
+                    self._glances[block] = await source.block_text(block)
+                return
 
     async def read(self, request: str | None, block: int | None) -> None:
         """Ask about what is selected now (None: nothing), and forget the rest. Raises nothing that a server can cause.
@@ -69,33 +90,33 @@ class TextReader:
             return
         source, unknown = self._source(), ""
         if source is None:
-            self.texts = Texts(unknown=NO_SOURCE)
+            self._told = Texts(unknown=NO_SOURCE)
             return
         try:
             if request is not None:
                 told = await self._read_request(source, request)
                 if self._selected == selected:
-                    self.texts = replace(self.texts, requests={request: told})
+                    self._told = replace(self._told, requests={request: told})
             if block is not None:
                 found = await source.block_text(block)
                 if self._selected == selected:
-                    self.texts = replace(self.texts, blocks={block: found})
+                    self._told = replace(self._told, blocks={block: found})
         except (Missing, Unreachable, NotAnEngine) as error:
             unknown = str(error)
         if self._selected == selected:
-            self.texts = replace(self.texts, unknown=unknown)
+            self._told = replace(self._told, unknown=unknown)
 
     def _select(self, request: str | None, block: int | None) -> None:
-        before = self.texts
+        before = self._told
         self._selected = (request, block)
-        self.texts = Texts(
+        self._told = Texts(
             {name: text for name, text in before.requests.items() if name == request},
             {number: text for number, text in before.blocks.items() if number == block},
         )
 
     async def _read_request(self, source: TextSource, request: str) -> RequestText:
         """What is kept of it with what is new; all of it where that does not go on from what is kept."""
-        kept = self.texts.requests.get(request)
+        kept = self._told.requests.get(request)
         if kept is None:
             return await source.request_text(request, 0)
         told = await source.request_text(request, len(kept.tokens))

@@ -168,3 +168,23 @@ async def test_an_answer_that_comes_after_another_was_selected_is_dropped():
     come.set()
     await reading
     assert (set(stage.reader.texts.requests), set(stage.reader.texts.blocks)) == ({"b"}, set())
+
+
+async def test_glances_read_one_block_at_a_time_again_when_it_has_changed_and_keep_no_other():
+    stage = Stage(blocks={1: (5,), 2: (6,), 3: (7,)})
+    for _ in range(4):
+        await stage.reader.glance({1: 0, 2: 0})
+    assert stage.talker.asked == [1, 2]
+    assert set(stage.reader.texts.blocks) == {1, 2}
+    stage.talker.blocks[1] = (9,)
+    stage.talker.seq = 8
+    await stage.reader.glance({1: 4, 3: 0})
+    assert stage.reader.texts.blocks[1].tokens == (9,)
+    await stage.reader.glance({1: 4, 3: 0})
+    assert stage.talker.asked == [1, 2, 1, 3]
+    assert set(stage.reader.texts.blocks) == {1, 3}
+    assert set((await stage.read(block=2)).blocks) == {1, 2, 3}
+    stage.talker.failure = Unreachable("gone")
+    await stage.reader.glance({4: 0})
+    assert set(stage.reader.texts.blocks) == {2}
+    assert stage.reader.texts.unknown == ""
