@@ -116,17 +116,19 @@ class EngineCore:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         siblings: Sequence[str] = (),
         block_hashes: Sequence[bytes] = (),
+        arrived: float | None = None,
     ) -> None:
         """Queue a request; raises RequestTooLarge (a ValueError) if it could never run.
 
         `siblings` answer the same prompt, which is computed once: others with seed + 1, + 2, …, or with
         `sampling.beam` the beams besides the first. `block_hashes` are those of its first full blocks, where somebody
-        knows them already.
+        knows them already. `arrived`: when it came, on this core's clock (None: now).
         """
         beam = sampling.beam
         if beam is not None and beam.width != 1 + len(siblings):
             raise ValueError(f"a beam search of width {beam.width} needs {beam.width - 1} siblings")
-        arrived = self.clock()
+        now = self.clock()
+        arrived = now if arrived is None else min(arrived, now)
         family = [
             Request(
                 one,

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -175,7 +176,7 @@ class CoreClient:
         for request in reporting:
             if request in self._live:
                 raise ValueError(f"request {request} lives already")
-        self._send(message)
+        self._send(msgspec.structs.replace(message, arrived=time.monotonic()))
         self._live.update(dict.fromkeys(reporting, Live(sink, answer, is_search)))
         if message.siblings:
             self._tied[message.request] = message.siblings

@@ -169,9 +169,9 @@ class CoreLoop:
 
     def _handle(self, message: ToCore | None) -> None:
         match message:
-            case Add(request, prompt, sampling, scheduling, siblings):
+            case Add(request, prompt, sampling, scheduling, siblings, arrived):
                 try:
-                    self._core.add(request, prompt, sampling, scheduling, siblings)
+                    self._core.add(request, prompt, sampling, scheduling, siblings, arrived=arrived)
                 except ValueError as error:  # RequestTooLarge: it could never run
                     reporting = (request, *(() if sampling.beam else siblings))
                     refused = (Output(one, finished="error", error=str(error), refused=True) for one in reporting)

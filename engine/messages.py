@@ -20,6 +20,8 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     """Start a request, and `siblings` that answer the same prompt: it is computed once, and they are forked off.
 
     Sibling i (from 1) draws with seed + i. With `sampling.beam` they are the other beams, and only `request` reports.
+    `arrived`: when it was sent, on the machine's monotonic clock. The core reads between two steps, and what a request
+    waits for that counts too.
     """
 
     request: str
@@ -27,6 +29,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     scheduling: SchedulingParams = SchedulingParams()
     siblings: tuple[str, ...] = ()
+    arrived: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -2,10 +2,16 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
+
+from engine.protocol import decode_item
 
 LONG = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}
 
@@ -307,3 +313,23 @@ def test_bad_fields(http: httpx.Client, fields: dict, param: str, words: str) ->
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
+
+
+def test_what_a_request_waits_for_the_engine_to_look_up_counts(server) -> None:
+    """The core is stopped, as if in a long step: a request that comes meanwhile has come then, not when it is read."""
+    (core,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    seen = server.snapshot()["seq"]
+    os.kill(int(core), signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor() as pool:
+            body = {"prompt": "meanwhile", "max_tokens": 1}
+            answer = pool.submit(lambda: server.http.post("/v1/completions", json=body).raise_for_status())
+            time.sleep(0.6)
+            os.kill(int(core), signal.SIGCONT)
+            answer.result(30)
+    finally:
+        os.kill(int(core), signal.SIGCONT)
+    with server.http.stream("GET", "/engine/steps", params={"from": seen + 1}) as stream:
+        items = (decode_item(line[6:].encode()) for line in stream.iter_lines() if line.startswith("data: "))
+        record = next(item for item in items if item.arrived)
+    assert record.time - record.arrived[0].time >= 0.5
