@@ -297,15 +297,25 @@ class PagedTop(App[int]):
         await self._question.ask(ask, self.screen_stack[0], self._size_now or self.size)
         self.draw_soon()
 
+    async def on_input_changed(self, event: Any) -> None:
+        """Yes or no is one key."""
+        asked = self._question.asked
+        if asked is not None and asked.what.startswith(_CANCEL) and len(event.value) == 1:
+            await self._answered(str(event.value))
+
     async def on_input_submitted(self, event: Any) -> None:
+        await self._answered(str(event.value).strip())
+
+    async def _answered(self, text: str) -> None:
         """The answer to the question on the last line."""
-        text = str(event.value).strip()
         ask = await self._question.close()
         if ask is None:
             return
         if ask.what.startswith(_CANCEL):
             if text.lower() in ("y", "yes"):
                 self.run_worker(self.operator.cancel(ask.what.removeprefix(_CANCEL)), group="control")
+            else:
+                self.say("nothing was cancelled")
         elif ask.what == "step":
             self.scrub.goto(text)
             self._follow()

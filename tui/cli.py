@@ -31,6 +31,7 @@ from tui.options import (
 
 if TYPE_CHECKING:
     from tui.app import PagedTop
+    from tui.focus import Focus
     from tui.look import Look
     from tui.replay import Replay
     from tui.session import Session
@@ -173,22 +174,20 @@ def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutin
         if options.play:
             from tui.once import play_once
 
-            return play_once(options.play, options.step, options.json, _size((80, 24)), look)
+            return play_once(options.play, options.step, options.json, _size((80, 24)), look, _focus(options))
         from tui.once import run_once
 
-        return run_once(options.url, options.model, options.json, _size((80, 24)), look)
+        return run_once(options.url, options.model, options.json, _size((80, 24)), look, _focus(options))
     return _app(options, look)
 
 
 async def _app(options: argparse.Namespace, look: Look) -> int:
     from tui.app import PagedTop
-    from tui.focus import Focus
 
     session = _session(options)
     if isinstance(session, int):
         return session
-    focus = Focus(panel=options.panel, expanded=True) if options.panel else Focus()
-    app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=focus)
+    app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=_focus(options))
     _end_on_signals(app)
     try:
         code = await app.run_async()
@@ -220,6 +219,13 @@ def _end_on_signals(app: PagedTop) -> None:
     for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.remove_signal_handler(sign)
         signal.signal(sign, end)  # not by the loop, which may hang
+
+
+def _focus(options: argparse.Namespace) -> Focus:
+    """Where the screen begins."""
+    from tui.focus import Focus
+
+    return Focus(panel=options.panel, expanded=True) if options.panel else Focus()
 
 
 def _session(options: argparse.Namespace) -> Session | int:

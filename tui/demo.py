@@ -6,6 +6,8 @@ import asyncio
 import sys
 import time
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from tui import figures
@@ -35,7 +37,7 @@ async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look
         if not replay.exit_code:
             await _switch(session, NEW)
             await _watch(session, SECOND_HALF, running)
-        frame = Frame(Status(link=session.link, target=session.target, replay=replay.line), session.view())
+        frame = Frame(Status(link=session.link, target=session.target, replay=replay.line), _still(session.view()))
         code = await replay.stop()
     except (Refused, Unreachable) as error:
         return fail(f"the engine did not take the change: {error}")
@@ -54,6 +56,11 @@ async def run_demo(session: Session, replay: Replay, size: tuple[int, int], look
     if code is None:
         return fail("the replay never started")
     return fail(replay.failure) if replay.failure else 0
+
+
+def _still(view: View | None) -> View | None:
+    """A view whose blocks do not go on changing with the feed."""
+    return replace(view, blocks=deepcopy(view.blocks)) if view else None
 
 
 class EngineEnded(Exception):

@@ -18,6 +18,7 @@ from tui.client import HttpEngine
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
+from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
 from tui.panels.line import text_of
 from tui.player import Player
@@ -26,6 +27,7 @@ from tui.session import Session
 from tui.themes import MONO
 from tui.view import Frame, Status
 
+FIRST_STATE = 60.0  # seconds that a state may take to come
 OBSERVED = 1.5  # seconds of the stream that a frame has seen, so that its rates and steps are measured
 FAILED = 1
 BAD_INPUT = 2
@@ -61,7 +63,9 @@ def fail(message: str) -> int:
     return FAILED
 
 
-async def run_once(url: str | None, model: str | None, json: bool, size: tuple[int, int], look: Look) -> int:
+async def run_once(
+    url: str | None, model: str | None, json: bool, size: tuple[int, int], look: Look, focus: Focus = FIRST_FOCUS
+) -> int:
     """Print once and return the exit code."""
     own = EngineProcess(model) if url is None else None
     engine: HttpEngine | None = None
@@ -78,7 +82,7 @@ async def run_once(url: str | None, model: str | None, json: bool, size: tuple[i
         if json:
             print(totals_json(snapshot))
         else:
-            write_frame(await _observed(engine, url), *size, look, sys.stdout)
+            write_frame(await _observed(engine, url, focus), *size, look, sys.stdout)
     except (Unreachable, NotAnEngine) as error:
         return fail(f"{url}: {error}")
     finally:
@@ -89,20 +93,28 @@ async def run_once(url: str | None, model: str | None, json: bool, size: tuple[i
     return 0
 
 
-async def _observed(engine: HttpEngine, url: str) -> Frame:
-    """A frame after the stream was followed for a moment."""
+async def _observed(engine: HttpEngine, url: str, focus: Focus) -> Frame:
+    """A frame after the stream was followed for a moment. Raises Unreachable where no state comes."""
     feed = Feed(engine, time.monotonic)
     following = asyncio.create_task(feed.run())
     try:
+        waited = 0.0
+        while feed.fold is None and waited < FIRST_STATE:  # a busy engine answers between two steps
+            await asyncio.sleep(0.05)
+            waited += 0.05
+        if feed.fold is None:
+            raise Unreachable(feed.link.detail or f"no state within {FIRST_STATE:.0f} s")
         await asyncio.sleep(OBSERVED)
-        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view())
+        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view(), focus)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
 
 
-async def play_once(path: Path, step: int | None, json: bool, size: tuple[int, int], look: Look) -> int:
+async def play_once(
+    path: Path, step: int | None, json: bool, size: tuple[int, int], look: Look, focus: Focus = FIRST_FOCUS
+) -> int:
     """Print the state of a recording after a step, or at its end, and return the exit code."""
     try:
         player = Player(path, inf)
@@ -130,7 +142,7 @@ async def play_once(path: Path, step: int | None, json: bool, size: tuple[int, i
             print(totals_json(session.feed.fold.to_snapshot()))
         else:
             status = Status(link=session.link, target=session.target, playing=session.playing, readonly=True)
-            write_frame(Frame(status, session.view()), *size, look, sys.stdout)
+            write_frame(Frame(status, session.view(), focus), *size, look, sys.stdout)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):

@@ -40,7 +40,7 @@ def test_a_recording_is_of_a_full_batch_and_folds_to_what_the_engine_has(monkeyp
 
 def test_a_fold_that_differs_is_not_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(recordings, "CHECKED_EVERY", 10)
-    monkeypatch.setattr(recordings.EngineFold, "_fill", lambda self, rows: None)
+    monkeypatch.setattr(recordings.EngineFold, "_advance", lambda self, record: None)
     with pytest.raises(RuntimeError, match="differs from the engine"):
         recording(SMALL, 5.0, lambda text: None, tmp_path)
     assert list(tmp_path.iterdir()) == []

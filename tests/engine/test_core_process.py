@@ -47,7 +47,7 @@ class FullCore:
 
     has_work = False
 
-    def add(self, *_: object) -> None:
+    def add(self, *_: object, arrived: float | None) -> None:
         raise RequestTooLarge("too large")
 
     def step(self) -> tuple[tuple[Output, ...], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.protocol import Block
-from tui.block_columns import FREE, FULL, NAMES, SHARED, UNKNOWN, BlockColumns
+from tui.block_columns import FREE, NAMES, UNKNOWN, BlockColumns
 
 BLOCKS = (Block(3, "full", 1, 16, True), Block(0, "shared", 2, 16, True), Block(4, "filling", 1, 5, False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -132,7 +133,7 @@ def test_what_the_last_record_took_and_let_go_of_is_marked(recording, fold, monk
     monkeypatch.setattr(cells_module, "CHANGES_SHOWN", 0.0)
     seen, feed = set(), fold(recording[:120])
     for record in recording[120:]:
-        before = feed.view().blocks.copy()
+        before = copy.deepcopy(feed.view().blocks)
         feed._take(record)
         view = feed.view()
         marks, blocks, copies = Cells.of(view).mark.tolist(), view.blocks, copied(view)
@@ -147,6 +148,7 @@ def test_what_the_last_record_took_and_let_go_of_is_marked(recording, fold, monk
                 expected = GREW if grew[at] else UNMARKED
             # One that went from a request to another within the record, or that the cache forgot, has changed as well.
             also = {GREW, RELEASED} if expected == UNMARKED and blocks.changed[at] == record.seq else {expected}
+            also |= {TAKEN} if held[at] and blocks.since[at] == record.time else set()
             assert marks[at] in {expected, *also}, at
             seen.add(marks[at])
     assert seen == {UNMARKED, GREW, RELEASED, TAKEN, SOURCE, TARGET}

@@ -295,9 +295,13 @@ def test_a_unit_is_left_out_only_where_both_have_it(window, before, after, shown
     ],
 )
 def test_better_and_worse(window, before, after, ratio, verdict):
-    comparison = sides(window, ttft=[before, after])
+    comparison = sides(window, ttft=[before * compare.ENOUGH, after * compare.ENOUGH])
     assert compare.times(compare.ratio(measures.TTFT[0], comparison), LOOK) == ratio
     assert compare.verdict(measures.TTFT[0], comparison) == verdict
+    few = sides(window, ttft=[before * compare.ENOUGH, after * (compare.ENOUGH - 1)])
+    assert compare.verdict(measures.TTFT[0], few) == 0
+    brief = sides(window, ttft=[before * 8, after * 8], observed=[60.0, compare.ENOUGH_SECONDS - 0.1])
+    assert compare.verdict(measures.TTFT[0], brief) == 0
 
 
 def test_more_output_is_better_and_more_prefill_neither(window):

@@ -29,12 +29,22 @@ async def test_a_request_is_cancelled_only_after_a_yes(running, text, cancelled)
         assert screen.app._question.asked is None
 
 
+@pytest.mark.parametrize(("key", "cancelled"), [("y", True), ("n", False), ("j", False)])
+async def test_one_key_answers(running, key, cancelled):
+    async with running() as screen:
+        request = await selected(screen)
+        await screen.press("x", key)
+        assert screen.engine.cancelled == [request] * cancelled
+        assert ("nothing was cancelled" in screen.text("footer")) != cancelled
+        assert screen.app._question.asked is None
+
+
 async def test_escape_takes_a_question_back(running):
     async with running() as screen:
         await selected(screen)
         before = screen.painted()
         for key in ("x", "g", "slash", "r", "b"):
-            await screen.press(key, "y", "escape")
+            await screen.press(key, *(() if key == "x" else "y"), "escape")
             assert screen.app._question.asked is None
             assert screen.app.focus_now.panel in ("requests", "control")
         assert screen.engine.cancelled == []

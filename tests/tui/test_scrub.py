@@ -89,7 +89,7 @@ async def test_the_screen_of_a_record_shows_its_figures(running, recording, seqs
             item = by_seq[seq]
             assert step(screen) == seq
             assert f"{recording[-1].seq - seq} record" in screen.text("header")
-            assert f"step {seq}" in screen.text("scrub")
+            assert f" step {seq} " in " ".join(screen.text("scrub").split()) + " "
             legend = screen.text("blocks").splitlines()[-1]
             states = ("free", "reserved", "filling", "full", "shared", "cached")
             assert re.findall(r"\d[\d,]*", legend) == [f"{getattr(item.pool, name):,}" for name in states]
@@ -236,7 +236,7 @@ async def test_a_recording_plays_pauses_and_goes_on(playing, clock):
         at = step(screen)
         assert at >= 30
         assert " playing " in screen.text("scrub")
-        assert "recording" in screen.text("header")
+        assert "playback" in screen.text("header")
         await screen.press("space")
         await passes(clock, player, 2.0)
         screen.app.draw_frame()

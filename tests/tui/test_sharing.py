@@ -208,7 +208,8 @@ def test_blocks_whose_place_is_not_known_are_one_line(recording, fold, frame):
     free = set(range(snapshot.engine.num_blocks)) - {block.block for block in snapshot.blocks}
     idle = [Block(at, "cached", 0, 16, True) for at in sorted(free)[:3]]
     blocks = tuple(sorted((*snapshot.blocks, *idle), key=lambda block: block.block))
-    late = frame(fold([msgspec.structs.replace(snapshot, blocks=blocks)]))
+    pool = msgspec.structs.replace(snapshot.pool, free=snapshot.pool.free - 3, cached=snapshot.pool.cached + 3)
+    late = frame(fold([msgspec.structs.replace(snapshot, blocks=blocks, pool=pool)]))
     count = (late.view.blocks.state == CACHED).sum()
     shown = "\n".join(lines_of(replace(late, focus=Focus(panel="sharing")), 80, 24))
     assert f"{count} cached blocks: what they go on from was not seen" in shown

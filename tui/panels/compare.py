@@ -10,6 +10,8 @@ from tui.panels.measures import COMPARED, Measure
 from tui.view import View
 
 MIN_COMPARED = 1.0  # seconds each side of a switch must have had before figures are compared
+ENOUGH = 8  # requests on each side, from which on a quantile is judged
+ENOUGH_SECONDS = 5.0  # and of both windows
 SAME = 0.05  # a smaller change is none: about what two figures show
 HEAD_ROWS = 3
 
@@ -44,8 +46,15 @@ def ratio(measure: Measure, comparison: Comparison) -> float | None:
 
 
 def verdict(measure: Measure, comparison: Comparison) -> int:
-    """1: better than before, -1: worse, 0: neither, or not measured."""
+    """1: better than before, -1: worse, 0: neither, or not measured by enough to say so.
+
+    Quantiles of few requests tell those that got through, not what was served.
+    """
     before, after = measure.of(comparison.before), measure.of(comparison.after)
+    if measure.requests and min(map(measure.requests, (comparison.before, comparison.after))) < ENOUGH:
+        return 0
+    if min(comparison.before.observed, comparison.after.observed) < ENOUGH_SECONDS:
+        return 0
     if before is None or after is None or abs(after - before) <= SAME * max(abs(before), abs(after)):
         return 0
     return measure.better if after > before else -measure.better

@@ -76,7 +76,7 @@ def _link(frame: Frame, look: Look) -> Line:
     if link.lost:
         out += [(f" gap of {figures.plural(link.lost, 'record')}", "bad")]
     if status.playing and link.phase == "live":
-        out = [(glyphs.live, "mode"), (" recording", "mode")]
+        out = [(glyphs.live, "mode"), (" playback", "mode")]
     if status.past:
         since = figures.plural(status.past.last - status.past.seq, "record")
         paused: Line = [(f"{glyphs.paused} paused", "key"), (f", {since} since", "key")]

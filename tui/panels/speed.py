@@ -164,7 +164,7 @@ def _tall(view: View, comparison: Comparison | None, inner: int, rows: int, look
 def _before_after(view: View, comparison: Comparison | None, inner: int, look: Look) -> list[Line]:
     """The last switch, and the figures of equal windows on its two sides."""
     if comparison is None:
-        hint = "press m, a or s: figures before and after appear here" if not view.history.switches else "measuring"
+        hint = "after a switch, figures before and after appear here" if not view.history.switches else "measuring"
         return [[(f" {look.glyphs.switch} ", "switch"), (hint, "dim")]]
     head: Line = [
         (f" {look.glyphs.switch} ", "switch"),
