@@ -5,6 +5,8 @@ It decides nothing: `dispatch` says what an input means, panels say what is draw
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -41,9 +43,12 @@ from tui.widgets.too_small import TooSmall
 FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
 SOON_SECONDS = 0.015  # after an input
+MOVING = ("blocks", "batch")
+READ_SECONDS = 0.35  # between two pictures of all else, while records come
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
 STORY_RECORDS = 400  # that a block's story is read from
+SETTLED_SECONDS = 2.0  # from which on what lives will live long
 TEXT_ROWS = 60  # of the prefix tree whose texts are read, one at a time
 TEXT_SECONDS = 0.3  # between two reads of what is selected
 _SHOWN = (
@@ -77,7 +82,8 @@ class PagedTop(App[int]):
         self._notice = ("", False)
         self._notice_until = 0.0
         self._seen: tuple[object, ...] = ()
-        self._drawn_at = 0.0
+        self._records = 0
+        self._read_at = 0.0  # when all panels were last drawn
         self._soon = False  # a frame is asked for
         self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
         self._places: tuple[Place, ...] = ()
@@ -102,6 +108,7 @@ class PagedTop(App[int]):
         if self._frames:
             self._timer = self.set_interval(1 / self._frames, self.tick)
             self.set_interval(TEXT_SECONDS, self._read_texts)
+            self.set_timer(SETTLED_SECONDS, _look_rarely)
 
     def on_resize(self, event: events.Resize) -> None:
         self._size_now = event.size
@@ -111,10 +118,12 @@ class PagedTop(App[int]):
     def tick(self) -> None:
         """Draw, unless nothing can have changed."""
         feed, now = self.session.feed, self.session.clock()
-        seen = (feed.records if feed else 0, self.session.link.phase, self._notice, self.scrub.seq, self.focus_now)
-        if seen != self._seen or now - self._drawn_at >= IDLE_SECONDS:
-            self._seen, self._drawn_at = seen, now
-            self.draw_frame()
+        records = feed.records if feed else 0
+        seen = (self.session.link.phase, self._notice, self.scrub.seq, self.focus_now)
+        due = seen != self._seen or now - self._read_at >= (READ_SECONDS if records != self._records else IDLE_SECONDS)
+        if due or records != self._records:
+            self._seen, self._records = seen, records
+            self.draw_frame(MOVING if not due else None)
 
     def frame(self) -> Frame:
         """Everything that is to be drawn."""
@@ -157,16 +166,20 @@ class PagedTop(App[int]):
             self._soon = True
             self.set_timer(SOON_SECONDS, self.draw_frame)
 
-    def draw_frame(self) -> None:
+    def draw_frame(self, only: Collection[str] | None = None) -> None:
+        """Draw all panels, or only those: what is watched moves with every frame, what is read a few times a second."""
         self._soon = False
+        if only is None:
+            self._read_at = self.session.clock()
         frame = self.frame()
         width, height = self._size_now or self.size
         places = arrange(width, height, frame)
         if places != self._places:
-            self._places = places
+            self._places, only = places, None
             self._arrange(width, height)
-        for panel in self._panels.values():
-            panel.show(frame, self.look)
+        for name, panel in self._panels.items():
+            if only is None or name in only:
+                panel.show(frame, self.look)
 
     def _arrange(self, width: int, height: int) -> None:
         """Give every panel its place at this size."""
@@ -471,3 +484,10 @@ class PagedTop(App[int]):
 
     def _themer(self, name: str) -> Any:
         return lambda: self.set_theme(name)
+
+
+def _look_rarely() -> None:
+    """Let Python look for garbage rarely: a frame makes thousands of objects and hardly a cycle."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

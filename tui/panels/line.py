@@ -59,18 +59,18 @@ def text_of(line: Iterable[Span]) -> str:
 
 def fit(line: Sequence[Span], width: int) -> Line:
     """The line cut or padded to exactly `width` cells."""
-    if length(line) == width:  # as most are
+    free = width - length(line)
+    if free == 0:
         return list(line)
+    if free > 0:
+        return [*line, (" " * free, "text")]
     out: Line = []
     left = max(0, width)
     for text, role in line:
         if not left:
             break
-        piece = text[:left]
-        out.append((piece, role))
-        left -= len(piece)
-    if left:
-        out.append((" " * left, "text"))
+        out.append((text[:left], role))
+        left -= min(left, len(text))
     return out
 
 

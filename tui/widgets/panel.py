@@ -22,6 +22,8 @@ from tui.scene import Place
 from tui.themes import THEMES
 from tui.view import Frame
 
+_NEW = tuple.__new__
+
 
 @cache
 def _styles(theme: str) -> dict[str, Style]:
@@ -33,7 +35,9 @@ def _styles(theme: str) -> dict[str, Style]:
 def strip(line: Line, theme: str, width: int) -> Strip:
     """A line, cut or padded to `width` cells, as Textual paints it."""
     styles = _styles(theme)
-    return Strip([Segment(text, styles[role]) for text, role in fit(line, width) if text], width)
+    # As `Segment(text, style)` makes them, less a call for each of the thousands in a frame.
+    segments = [_NEW(Segment, (text, styles[role], None)) for text, role in fit(line, width) if text]
+    return Strip(segments, width)
 
 
 def _runs(rows: Sequence[int], width: int) -> list[Region]:
