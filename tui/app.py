@@ -143,7 +143,6 @@ class PagedTop(App[int]):
                 past=self.scrub.past,
                 playing=session.playing,
                 recording=self.recorder.words,
-                frames=self._frames,
                 readonly=self.operator.readonly,
                 notice=notice[0],
                 notice_bad=notice[1],
@@ -217,11 +216,12 @@ class PagedTop(App[int]):
 
     async def _read_texts(self) -> None:
         """Ask for the texts of what the inspector shows, and of the prefixes that the sharing panel lists."""
-        focus, view = self.focus_now, self.session.view()
-        live = view is not None and self.scrub.seq is None and self.session.player is None
+        focus = self.focus_now
+        live = self.scrub.seq is None and self.session.player is None
         request = block = None
         wanted: dict[int, int] = {}
-        if live and view is not None and focus.panel == "sharing":
+        view = self.session.view() if live and focus.panel == "sharing" else None
+        if view is not None:
             tree = tree_of(view)
             shown = tree.visible(focus.sharing.closed)[focus.sharing.top :][:TEXT_ROWS]
             wanted = {at: int(view.blocks.changed[at]) for at in tree.blocks[tree.starts[shown]].tolist()}

@@ -50,8 +50,6 @@ class Player:
     `duration` (seconds) are known once a thread has read the whole file.
     """
 
-    recorded = True
-
     def __init__(
         self,
         path: Path,
@@ -169,12 +167,12 @@ class Player:
             self._rewind(seq)
         self._wake()
 
-    def next_event(self) -> int | None:
-        """The next record with a switch, a preemption, a copy or a gap before it; None where none is known."""
-        return self.index.event_after(self._seq)
+    def event(self, seq: int, on: bool) -> int | None:
+        """The next record after `seq`, or the last before it, with a switch, a preemption, a copy or a gap before it.
 
-    def previous_event(self) -> int | None:
-        return self.index.event_before(self._seq)
+        None where none is known: the file is read through once, in the background.
+        """
+        return self.index.event_after(seq) if on else self.index.event_before(seq)
 
     async def snapshot(self) -> Snapshot:
         """The picture that records go on from. Asked for out of turn, the reader does not believe what it was told."""

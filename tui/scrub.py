@@ -75,7 +75,7 @@ class Scrub:
             return
         if player is not None:
             player.pause()
-            if seq >= self._newest(feed):
+            if seq >= self._newest(feed) or player.first <= seq < feed.tape.first:  # the file has it
                 self.release()
                 player.seek(seq)
                 return
@@ -94,7 +94,7 @@ class Scrub:
             self._show(feed, found[0])
             self._tell(f"step {found[0]:,}: {found[1]}", False)
             return
-        further = player.next_event() if on and player is not None else None
+        further = player.event(seq, on) if player is not None else None
         if further is None:
             self._tell(f"no event is known {'after' if on else 'before'} this", True)
         else:

@@ -37,7 +37,6 @@ class Theme:
     name: str
     back: str | None
     styles: dict[str, str]
-    dark: bool = True
     ansi: bool = False  # the terminal's own 16 colours
 
     def style(self, role: str) -> str:
@@ -136,7 +135,7 @@ def _plain(styles: dict[str, str]) -> dict[str, str]:
 
 
 DARK = Theme("dark", _DARK.back, _styles(_DARK))
-LIGHT = Theme("light", _LIGHT.back, _styles(_LIGHT), dark=False)
+LIGHT = Theme("light", _LIGHT.back, _styles(_LIGHT))
 COLOUR_BLIND = Theme("colour-blind", _COLOUR_BLIND.back, _styles(_COLOUR_BLIND))
 SIXTEEN = Theme("16", None, _styles(_SIXTEEN), ansi=True)
 MONO = Theme("mono", None, _plain(DARK.styles), ansi=True)

@@ -78,7 +78,7 @@ class Playing:
 class Status:
     """What the screen says about itself. `past` is set while the view is frozen, `playing` over a recording.
 
-    `recording` is what is being written to a file, in words; `frames` the frames a second that are drawn.
+    `recording` is what is being written to a file, in words.
     """
 
     link: Link
@@ -86,7 +86,6 @@ class Status:
     past: Past | None = None
     playing: Playing | None = None
     recording: str = ""
-    frames: float = 10.0
     readonly: bool = False
     notice: str = ""
     notice_bad: bool = False

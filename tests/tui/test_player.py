@@ -368,18 +368,18 @@ async def test_a_scan_finds_the_end_and_the_events(items, states, tmp_path, file
     assert 24 < switch < 60
     path = written(tmp_path / "b.jsonl.gz", [*changed[:61], states[70], *changed[71:]])
     player = Player(path, scan_after=0.0)
-    assert (player.last, player.duration, player.next_event()) == (None, None, None)
+    assert (player.last, player.duration, player.event(0, True)) == (None, None, None)
     player.index.start()
     player.index.join()
     assert player.last == 80
     assert player.duration == items[80].time - items[0].time
     wanted = [seq for seq in range(81) if seq in (12, 23, switch, 70) or (items[seq].copies if seq else False)]
-    found = []
-    while (seq := player.next_event()) is not None:
+    found, at = [], 0
+    while (seq := player.event(at, True)) is not None:
         found.append(seq)
-        player._seq = seq
+        at = seq
     assert found == wanted
-    assert player.previous_event() == wanted[-2]
+    assert (player.event(wanted[-1], False), player.event(wanted[0], True)) == (wanted[-2], wanted[1])
     await player.close()
 
 

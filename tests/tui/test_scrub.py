@@ -286,6 +286,19 @@ async def test_a_record_that_was_jumped_to_looks_as_it_did_live(playing, as_it_w
                 assert [text_of(line) for line in pictures(shown)[name]] == [text_of(line) for line in then[name]]
 
 
+async def test_what_the_tape_has_dropped_is_read_from_the_file_again(playing, recording):
+    async with playing(120) as (screen, player):
+        feed = screen.app.session.feed
+        feed.tape.begin(feed.fold, feed.history.held_lanes)
+        feed.tape._reels = feed.tape._reels[-1:]  # as a budget drops what is old
+        assert feed.tape.first > 60
+        await screen.press("g", *"60", "enter")
+        await arrives(screen, player)
+        assert step(screen) == 60
+        item = next(item for item in recording if item.seq == 60)
+        assert screen.app.frame().view.pool == item.pool
+
+
 async def test_events_beyond_what_was_played_are_found_in_the_file(playing, recording):
     async with playing(30) as (screen, player):
         await screen.press("n")
