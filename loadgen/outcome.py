@@ -1,9 +1,10 @@
-"""What became of one request, with every time a latency is made of."""
+"""What became of one request, with every time a latency is made of. A line of a run's file is one of these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Outcome(StrEnum):
@@ -25,27 +26,46 @@ class Outcome(StrEnum):
         return self not in (Outcome.COMPLETED, Outcome.INTERRUPTED, Outcome.NOT_REACHED)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One turn of one session. Times are seconds on one monotonic clock; None: it did not come to that.
+class TokenSource(StrEnum):
+    """Where a count of output tokens is from."""
 
-    `chunks` are the arrival times of the chunks that carry text, reasoning or a tool call. `ended` is when
-    the response was over, whatever came of it. Token counts are the server's `usage`, where it sends one.
+    USAGE = "usage"
+    TOKENIZER = "tokenizer"
+    CHUNKS = "chunks"
+    NONE = "none"  # nothing came
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request", tag_field="kind"):
+    """One turn of one session. Times are seconds from the run's beginning; None: it did not come to that.
+
+    `index` is the session's place in the trace from 0, and with `turn` its identity. `chunks` are the arrival times of
+    the chunks that carry text, reasoning or a tool call. `ended` is when the response was over, whatever came of it.
+    A request that was tried again keeps the `sent` of its first attempt.
     """
 
     session: str
+    index: int
     turn: int
-    requested_tokens: int
-    scheduled: float | None
     outcome: Outcome
+    scheduled: float | None = None
     sent: float | None = None
     chunks: tuple[float, ...] = ()
     ended: float | None = None
-    usage: bool = False
-    input_tokens: int | None = None
-    output_tokens: int = 0  # from usage, else the number of chunks
+    asked_input: int | None = None  # tokens of the prompt by the trace
+    asked_output: int | None = None  # tokens of the answer that were asked for
+    input_tokens: int | None = None  # by the server's usage
+    cached_tokens: int | None = None  # of them found in the server's prefix cache, where its usage says so
+    output_tokens: int = 0
+    token_source: TokenSource = TokenSource.NONE
+    streamed: bool = True  # without a stream there is no TTFT, TPOT or ITL, and `chunks` is the moment of the answer
+    retries: int = 0
+    status: int | None = None  # of the HTTP answer
     detail: str = ""
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.COMPLETED and (self.sent is None or self.ended is None or self.scheduled is None):
             raise ValueError("a completed request has been scheduled, sent and ended")
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.index, self.turn

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from loadgen import prose, words
-from loadgen.trace import FORMAT, VERSION, Header, Session, TraceError, Turn, trace_lines
+from loadgen.traces.chat import trace_lines
+from loadgen.traces.model import FORMAT, Header, Session, TraceError, Turn
 
 DEFAULT_EXCERPT = Path(__file__).resolve().parent.parent / "traces" / "azure_conv_excerpt.csv"
 DEFAULT_SESSIONS = 500
@@ -131,7 +132,7 @@ def synthesize(excerpt: Excerpt, sessions: int, seed: int) -> tuple[Header, list
     for number in range(1, sessions + 1):
         rng = random.Random(f"{seed}/session/{number}")
         arrival = ticks * GAP_FACTOR // (_TICKS // 1000) / 1000
-        made.append(Session(f"s{number:04d}", arrival, "main", tuple(_turns(lengths, rng))))
+        made.append(Session(session=f"s{number:04d}", arrival=arrival, system="main", turns=tuple(_turns(lengths, rng))))
         ticks += next(gaps)
     recipe: dict[str, str | int | float] = {
         "made_by": "loadgen synth",
@@ -139,7 +140,7 @@ def synthesize(excerpt: Excerpt, sessions: int, seed: int) -> tuple[Header, list
         "seed": seed,
         "sessions": sessions,
     }
-    header = Header(FORMAT, VERSION, {"main": system_prompt()}, TEMPERATURE, recipe)
+    header = Header(FORMAT, 1, {"main": system_prompt()}, TEMPERATURE, recipe)
     return header, made
 
 

@@ -1,0 +1,155 @@
+"""Command-line options: their types, whose errors say what is allowed, and their environment variables.
+
+Nothing heavy is imported here: `loadgen --help` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # argparse has no public name for it
+else:
+    Commands = Any
+
+EXIT_FAILED_TURNS = 1
+EXIT_BAD_INPUT = 2
+EXIT_NO_SERVER = 3
+EXIT_INTERRUPTED = 130
+ENGINE_MODEL = "smollm2-135m"
+LEAST, MOST = 1e-9, 1e9  # of any number above 0: times divided by it stay finite
+
+
+def _positive(kind: Callable[[str], float], text: str) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"expected {what} above 0, got {text!r}")
+    if not LEAST <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"expected a number from {LEAST:g} to {MOST:g}, got {text!r}")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """A whole number above 0."""
+    return int(_positive(int, text))
+
+
+def positive_float(text: str) -> float:
+    """A number above 0, within `LEAST` and `MOST`."""
+    return _positive(float, text)
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 0 on."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, got {text!r}")
+    return value
+
+
+def server_url(text: str) -> str:
+    """An http(s) address without a path at its end; `/v1` is taken off."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:8000, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def engine_arguments(text: str) -> tuple[str, ...]:
+    """Arguments as a shell splits them."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"cannot be split as a shell would ({error}): {text!r}") from None
+
+
+def unicode_text(text: str) -> str:
+    """Text that can be sent; bytes of the command line that are no UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected UTF-8, got {text!r}") from None
+    return text
+
+
+def yes_or_no(text: str) -> bool:
+    """A switch given as an environment variable."""
+    values = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"expected 1 or 0, got {text!r}")
+    return values[text.lower()]
+
+
+class _Environment(str):
+    """An option's text from an environment variable; argparse converts it only for the command that runs."""
+
+    variable: str
+
+
+def _converter(kind: Callable[[str], Any], choices: Sequence[str] | None) -> Callable[[str], Any]:
+    """`kind`, with errors that name the variable a text came from, and choices checked for it too."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+            if choices and value not in choices:
+                raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, got {text!r}")
+        except argparse.ArgumentTypeError as error:
+            if isinstance(text, _Environment):
+                raise argparse.ArgumentTypeError(f"{text.variable}: {error}") from None
+            raise
+        return value
+
+    return convert
+
+
+class OptionAdder:
+    """Adds options whose default may come from an environment variable of the same name."""
+
+    def __init__(self, parser: argparse.ArgumentParser, prefix: str = "LOADGEN_") -> None:
+        self._parser = parser
+        self._prefix = prefix
+
+    def __call__(
+        self,
+        flag: str,
+        kind: Callable[[str], Any],
+        default: Any,
+        help: str,
+        metavar: str | None = None,
+        choices: Sequence[str] | None = None,
+    ) -> None:
+        variable = self._prefix + flag.removeprefix("--").replace("-", "_").upper()
+        if variable in os.environ:
+            default = _Environment(os.environ[variable])
+            default.variable = variable
+        convert = _converter(kind, choices)
+        help = f"{help} [{variable}]"
+        if kind is yes_or_no:
+            self._parser.add_argument(flag, action="store_true", default=default, help=help).type = convert
+            return
+        metavar = metavar or (f"{{{','.join(choices)}}}" if choices else None)
+        self._parser.add_argument(flag, type=convert, default=default, help=help, metavar=metavar)
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """Words between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,39 @@
+"""What one run was asked for: the options of `loadgen replay` as data, kept in the head of the run's file."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything but secrets and where figures go. None: not asked for.
+
+    `arrivals` is what `loadgen.arrivals.parse_arrivals` reads; `control` is set on the engine before the run.
+    """
+
+    file: str
+    format: str | None = None
+    skip_bad: bool = False
+    sessions: int | None = None
+    url: str | None = None  # None: an engine of loadgen's own
+    engine_args: tuple[str, ...] = ()
+    model: str | None = None
+    arrivals: str = "recorded"
+    speed: float = 1.0
+    concurrency: int | None = None
+    seed: int = 0
+    workers: int = 1
+    timeout: float = 3600.0
+    retries: int = 0
+    control: dict[str, str | int | float | bool] = {}
+    endpoint: str | None = None  # "chat" or "completions"; None: what the trace's turns ask for
+    stream: bool = True
+    ignore_eos: bool = True
+    extra_body: dict[str, object] = {}
+    tokenizer: str | None = None
+    length_scale: float | None = None
+    too_long: str = "error"  # "error", "skip", "cut"
+    warmup: str | None = None
+    cooldown: str | None = None
+    slo: str | None = None
+    until: tuple[str, ...] = ()
