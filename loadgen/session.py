@@ -3,65 +3,124 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import aiohttp
+from msgspec import UNSET
 
-from loadgen.client import ChatRequest, Message, Response, clock, complete
-from loadgen.outcome import Outcome, RequestRecord
+from loadgen.asking import Asker, Payload
+from loadgen.client import Response, clock, complete
+from loadgen.live.tally import Tally
+from loadgen.outcome import Outcome, RequestRecord, TokenSource
 from loadgen.pace import Pace
-from loadgen.progress import Progress
-from loadgen.trace import Session, turn_inputs
+from loadgen.traces.model import Session
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many requests may still be sent: a stop rule's count, or none when a run is to end what it has begun."""
+
+    left: float
+
+    def take(self) -> bool:
+        """Whether one more may be sent; if so it is counted."""
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all sessions of a run share. `pace` says when the trace is where; `slots` caps requests in flight."""
+    """What all sessions of a run share. `pace` says when the trace is where; `slots` caps requests in flight.
+
+    `zero` is the moment of the clock from which records count. `count_tokens` tells the tokens of a text where the
+    server does not, None if nothing does.
+    """
 
     http: aiohttp.ClientSession
-    url: str  # of the chat completions
-    model: str
-    systems: dict[str, str]
-    temperature: float
+    url: str
+    asker: Asker
     pace: Pace
     timeout: float
+    retries: int
+    stream: bool
     slots: asyncio.Semaphore
-    progress: Progress
+    budget: Budget
+    tally: Tally
+    zero: float
     report: Callable[[RequestRecord], None]
+    count_tokens: Callable[[str], Awaitable[int]] | None = field(default=None)
+
+    def relative(self, moment: float | None) -> float | None:
+        """Seconds of the run, to the microsecond."""
+        return None if moment is None else round(moment - self.zero, 6)
 
 
-def messages(session: Session, systems: dict[str, str], index: int, replies: dict[int, str]) -> list[Message]:
-    """The chat that turn `index` sends: system prompt, the turns of its branch with their replies, its message."""
-    inputs = turn_inputs(session)
-    chat = [Message("system", systems[session.system])]
-    for earlier in inputs[index].history:
-        chat += [Message("user", inputs[earlier].user), Message("assistant", replies[earlier])]
-    return [*chat, Message("user", inputs[index].user)]
+async def _output_tokens(response: Response, setting: Setting) -> tuple[int, TokenSource]:
+    """The answer's tokens, and who counted them."""
+    if response.usage is not None:
+        return response.usage.completion_tokens, TokenSource.USAGE
+    if not response.chunks:
+        return 0, TokenSource.NONE
+    if setting.count_tokens is not None and response.outcome is Outcome.COMPLETED:
+        return await setting.count_tokens(response.text), TokenSource.TOKENIZER
+    return len(response.chunks), TokenSource.CHUNKS
 
 
-def _record(session: Session, index: int, scheduled: float, response: Response) -> RequestRecord:
-    usage = response.usage
-    return RequestRecord(
-        session=session.session,
-        turn=index,
-        requested_tokens=session.turns[index].output_tokens,
-        scheduled=scheduled,
-        outcome=response.outcome,
-        sent=response.sent,
-        chunks=tuple(response.chunks),
-        ended=response.ended,
-        usage=usage is not None,
-        input_tokens=usage.prompt_tokens if usage else None,
-        output_tokens=usage.completion_tokens if usage else len(response.chunks),
-        detail=response.detail,
-    )
+async def _send(
+    session: Session, index: int, turn: int, scheduled: float, payload: Payload, setting: Setting
+) -> Response:
+    """Send one turn and report it, whatever comes."""
+    response = Response()
+    tokens, source = 0, TokenSource.NONE
+    try:
+        with setting.tally.running():
+            await complete(
+                setting.http,
+                setting.url,
+                payload,
+                response,
+                timeout=setting.timeout,
+                on_chunk=setting.tally.count_chunk,
+                retries=setting.retries,
+                stream=setting.stream,
+            )
+        tokens, source = await _output_tokens(response, setting)
+    finally:
+        if source is TokenSource.NONE and response.chunks:  # cut short: what came is known by its chunks
+            tokens, source = len(response.chunks), TokenSource.CHUNKS
+        usage = response.usage
+        setting.report(
+            RequestRecord(
+                session=session.session,
+                index=index,
+                turn=turn,
+                outcome=response.outcome,
+                scheduled=setting.relative(scheduled),
+                sent=setting.relative(response.sent),
+                chunks=tuple(round(moment - setting.zero, 6) for moment in response.chunks),
+                ended=setting.relative(response.ended),
+                asked_input=payload.asked_input,
+                asked_output=payload.asked_output,
+                input_tokens=usage.prompt_tokens if usage else None,
+                cached_tokens=usage.cached_tokens if usage else None,
+                output_tokens=tokens,
+                token_source=source,
+                streamed=setting.stream,
+                retries=response.retries,
+                status=response.status,
+                detail=response.detail,
+            )
+        )
+    return response
 
 
-async def run_session(session: Session, start: float, setting: Setting) -> None:
+async def run_session(session: Session, index: int, start: float, setting: Setting) -> None:
     """Play one session from `start` (seconds of the trace) on, reporting one record for every turn whatever happens.
 
-    A failed turn ends the session: its later turns are reported as not sent.
+    `index` is its place in the trace. A failed turn ends the session: its later turns are reported as not sent.
     """
     replies: dict[int, str] = {}
     reported = 0
@@ -69,34 +128,36 @@ async def run_session(session: Session, start: float, setting: Setting) -> None:
     due: float | None = None
     rest = Outcome.NOT_REACHED
     try:
-        for index, turn in enumerate(session.turns):
-            due = scheduled = await setting.pace.until(ready + turn.think)
-            request = ChatRequest(
-                model=setting.model,
-                messages=messages(session, setting.systems, index, replies),
-                max_tokens=turn.output_tokens,
-                temperature=setting.temperature,
-                seed=turn.seed,
-            )
-            with setting.progress.waiting():
+        for number, turn in enumerate(session.turns):
+            payload = setting.asker.payload(session, index, number, replies)  # before it is due: it may take a while
+            own = None if turn.at is UNSET else start + max(0.0, turn.at - (session.arrival or 0.0))
+            due = scheduled = await setting.pace.until(ready + turn.think if own is None else own)
+            setting.tally.due()
+            with setting.tally.waiting():
                 await setting.slots.acquire()
-            response = Response()
             try:
-                with setting.progress.running():
-                    await complete(
-                        setting.http, setting.url, request, response, setting.timeout, setting.progress.count_chunk
-                    )
+                if not setting.budget.take():
+                    return
+                reported, due = number + 1, None  # whatever happens now, it is reported there
+                response = await _send(session, index, number, scheduled, payload, setting)
             finally:
                 setting.slots.release()
-                setting.report(_record(session, index, scheduled, response))
-                reported, due = index + 1, None
             if response.outcome is not Outcome.COMPLETED:
                 rest = Outcome.NOT_SENT
                 return
-            replies[index] = response.text
+            replies[number] = response.text
             ready = setting.pace.trace(response.ended if response.ended is not None else clock())
     finally:
-        for index in range(reported, len(session.turns)):
-            requested = session.turns[index].output_tokens
-            setting.report(RequestRecord(session.session, index, requested, due, rest))
+        for number in range(reported, len(session.turns)):
+            asked = session.turns[number].output_tokens
+            setting.report(
+                RequestRecord(
+                    session=session.session,
+                    index=index,
+                    turn=number,
+                    outcome=rest,
+                    scheduled=setting.relative(due),
+                    asked_output=None if asked is UNSET else asked,
+                )
+            )
             due = None

@@ -1,0 +1,172 @@
+"""`loadgen replay`: play a trace against a server and report. Its options are those of every command that plays one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadgen.options import (
+    ENGINE_MODEL,
+    Commands,
+    OptionAdder,
+    engine_arguments,
+    positive_float,
+    positive_int,
+    server_url,
+    unicode_text,
+    whole_number,
+    yes_or_no,
+)
+
+if TYPE_CHECKING:
+    from loadgen.settings import Settings
+
+EPILOG = "Every option is also an environment variable, named in brackets. Ctrl-C stops and reports so far."
+MODES = ("static", "continuous")
+ALLOCATIONS = ("paged", "reserved")
+
+
+def run_options(parser: argparse.ArgumentParser) -> OptionAdder:
+    """What a run is made of: the trace, the server, when requests are sent, what they ask. For `settings_of`."""
+    parser.add_argument("file", metavar="FILE", help="the trace (formats: see traces/README.md)")
+    add = OptionAdder(parser)
+    add("--format", str, None, "the trace's format (default: told by its content)", metavar="NAME")
+    add("--skip-bad", yes_or_no, False, "leave out lines that do not fit, and count them")
+    add("--sessions", positive_int, None, "only the first N sessions", metavar="N")
+    add("--length-scale", positive_float, None, "multiply recorded lengths by X, blocks of hash ids too", metavar="X")
+    add("--too-long", str, "error", "requests longer than the server's context", choices=("error", "skip", "cut"))
+    add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
+    add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
+    add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
+    add("--api-key", unicode_text, None, "sent as the bearer token", metavar="KEY")
+    add("--endpoint", str, None, "where to ask (default: by the trace)", choices=("chat", "completions"))
+    add("--tokenizer", unicode_text, None, "tokenizer.json, its folder, or 'server' (default: if needed)", metavar="PATH")
+    add("--no-ignore-eos", yes_or_no, False, "let answers end before their recorded length")
+    add("--no-stream", yes_or_no, False, "ask for whole answers: only E2E is measured")
+    add("--extra-body", _json_object, {}, "more fields of each request's body, as JSON", metavar="JSON")
+    add("--speed", positive_float, 1.0, "divide arrival and think times by X (default: 1)", metavar="X")
+    add("--arrivals", _arrivals, None, "recorded, poisson:R, gamma:R,burstiness=B, constant:R, ramp:A..B,over=S, "
+        "steps:R,R,each=S, inf, users:N (default: recorded)", metavar="SPEC")  # fmt: skip
+    add("--rate", positive_float, None, "the same as --arrivals poisson:R; --speed then divides think times only", "R")
+    add("--users", positive_int, None, "the same as --arrivals users:N, a closed loop", metavar="N")
+    add("--concurrency", positive_int, None, "at most N requests in flight (default: no limit)", metavar="N")
+    add("--seed", whole_number, 0, "seed of arrivals and made-up text (default: 0)", metavar="N")
+    add("--workers", positive_int, 1, "client processes (default: 1)", metavar="N")
+    add("--timeout", positive_float, 3600.0, "seconds from sending to the end of an answer (default: 3600)", "S")
+    add("--retries", whole_number, 0, "tries after a failed connection, 429 or 503 (default: 0)", metavar="N")
+    add("--slo", _slo, None, "limits a request must meet: ttft=500ms,tpot=50ms,e2e=10s", metavar="LIMITS")
+    add("--warmup", _span, None, "leave the first requests out of the figures: 10s, or 50 (requests)", metavar="SPAN")
+    add("--cooldown", _span, None, "leave the last ones out", metavar="SPAN")
+    parser.add_argument("--until", type=_rule, action="append", default=[], metavar="RULE",
+                        help="stop early: requests=N, time=60s, errors=5%%, errors=N, saturation; may be given again")  # fmt: skip
+    return add
+
+
+def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | float | bool] | None = None) -> Settings:
+    """The settings that the options of `run_options` ask for. Raises `argparse.ArgumentTypeError`."""
+    from loadgen.settings import Settings
+
+    named = {
+        "--arrivals": arguments.arrivals,
+        "--rate": None if arguments.rate is None else f"poisson:{arguments.rate:g}",
+        "--users": None if arguments.users is None else f"users:{arguments.users}",
+    }
+    given = {flag: spec for flag, spec in named.items() if spec is not None}
+    if len(given) > 1:
+        raise argparse.ArgumentTypeError(f"{' and '.join(given)}: give one of them; each says when sessions arrive")
+    own = arguments.url is None
+    return Settings(
+        file=arguments.file,
+        format=arguments.format,
+        skip_bad=arguments.skip_bad,
+        sessions=arguments.sessions,
+        url=arguments.url,
+        engine_args=("--model", arguments.model or ENGINE_MODEL, *arguments.engine_args) if own else (),
+        model=None if own else arguments.model,
+        arrivals=next(iter(given.values()), "recorded"),
+        speed=arguments.speed,
+        concurrency=arguments.concurrency,
+        seed=arguments.seed,
+        workers=arguments.workers,
+        timeout=arguments.timeout,
+        retries=arguments.retries,
+        control=control or {},
+        endpoint=arguments.endpoint,
+        stream=not arguments.no_stream,
+        ignore_eos=not arguments.no_ignore_eos,
+        extra_body=arguments.extra_body,
+        tokenizer=arguments.tokenizer,
+        length_scale=arguments.length_scale,
+        too_long=arguments.too_long,
+        warmup=arguments.warmup,
+        cooldown=arguments.cooldown,
+        slo=arguments.slo,
+        until=tuple(arguments.until),
+    )
+
+
+def _json_object(text: str) -> dict[str, object]:
+    import msgspec
+
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
+
+
+def _checked(text: str, check: object) -> str:
+    """The text itself, once `check` has read it."""
+    try:
+        check(text)  # type: ignore[operator]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _arrivals(text: str) -> str:
+    from loadgen.arrivals import parse_arrivals
+
+    return _checked(text, lambda spec: parse_arrivals(spec, 0))
+
+
+def _slo(text: str) -> str:
+    from loadgen.metrics.slo import parse_slo
+
+    return _checked(text, parse_slo)
+
+
+def _span(text: str) -> str:
+    from loadgen.metrics.window import parse_span
+
+    return _checked(text, parse_span)
+
+
+def _rule(text: str) -> str:
+    from loadgen.stop_rules import parse_rule
+
+    return _checked(text, parse_rule)
+
+
+def add_parser(commands: Commands) -> None:
+    """Its options."""
+    parser = commands.add_parser("replay", help="play a trace and report", epilog=EPILOG, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    add = run_options(parser)
+    add("--mode", str, None, "set the engine's batching first; it stays so", choices=MODES)
+    add("--alloc", str, None, "set the engine's allocation first; it stays so", choices=ALLOCATIONS)
+    add("--repeat", positive_int, 1, "play it N times; an engine of loadgen's own is a fresh one each time", metavar="N")
+    add("--out", Path, None, "keep every request's times in FILE, for report, diff and resume", metavar="FILE")
+    add("--json", Path, None, "write the figures to FILE", metavar="FILE")
+    add("--no-plots", yes_or_no, False, "tables only")
+    add("--steer", yes_or_no, False, "obey lines on standard input while it runs: 'speed X' and 'stop'")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the input, then run."""
+    from loadgen.command import run as play
+
+    return play(arguments)
