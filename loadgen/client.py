@@ -1,16 +1,19 @@
-"""One streaming chat completion at a time over a shared connection pool; records times, judges nothing.
+"""One completion at a time over a shared connection pool; records times, judges nothing.
 
-The client never retries, and has no connection limit of its own. A chunk is not a token: tokens are the
-server's `usage`.
+The client has no connection limit of its own, and tries again only where it is told to. A chunk is not a token:
+tokens are the server's `usage`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
@@ -18,62 +21,65 @@ import msgspec
 from loadgen.outcome import Outcome
 from loadgen.sse import EventParser
 
+if TYPE_CHECKING:
+    from loadgen.asking import Payload
+
 CONNECT_TIMEOUT = 30.0  # seconds
+KEEP_ALIVE = 2.0  # seconds; servers drop idle connections after 5, and a request sent into that moment is lost
+FIRST_RETRY = 0.5  # seconds, doubled with each one, where the server does not say when
 _READ_BUFFER = 4 * 1024 * 1024  # the library's 64 KiB would pause fast streams
+_DRAIN_TIME = 0.1  # seconds from [DONE] to the end of the answer, for the connection to be used again
 _DETAIL_LENGTH = 300
+_EVENT_STREAM = "text/event-stream"
 
 clock = time.monotonic
 
 
-class Message(msgspec.Struct, frozen=True):
-    """One message of a chat."""
+class _Delta(msgspec.Struct, frozen=True, gc=False):
+    """What a choice brings: a stream's `delta`, or the `message` of an answer in one piece."""
 
-    role: str
-    content: str
-
-
-class _StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool = True
-
-
-class ChatRequest(msgspec.Struct, frozen=True):
-    """The body of a chat completion; `ignore_eos` (vLLM's extension) keeps the recorded answer length."""
-
-    model: str
-    messages: Sequence[Message]
-    max_tokens: int
-    temperature: float
-    seed: int
-    ignore_eos: bool = True
-    stream: bool = True
-    stream_options: _StreamOptions = _StreamOptions()
-
-
-class _Delta(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
+    refusal: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
+class _Choice(msgspec.Struct, frozen=True, gc=False):
+    index: int = 0
+    text: str | None = None  # of /v1/completions
+    delta: _Delta | None = None
+    message: _Delta | None = None
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
 
 
-class _Chunk(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
+class Usage(msgspec.Struct, frozen=True):
+    """The server's own count of tokens; None: it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt's, those found in the prefix cache."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class _Chunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk of a stream, or a whole answer."""
+
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+    object: str | None = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def reason(error: Exception) -> str:
@@ -81,128 +87,238 @@ def reason(error: Exception) -> str:
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
-class StreamFailureError(Exception):
-    """A response that is no complete answer."""
+class _Failure(Exception):
+    """A response that is no complete answer. `wait`: seconds after which it may be tried again; None: it may not."""
 
-    def __init__(self, outcome: Outcome, detail: str) -> None:
+    def __init__(self, outcome: Outcome, detail: str, wait: float | None = None) -> None:
         super().__init__(detail)
         self.outcome = outcome
+        self.wait = wait
 
 
 @dataclass(slots=True)
 class Response:
-    """What one request brought so far, filled while the stream runs so that a failure keeps what came."""
+    """What one request brought so far, filled while it runs so that a failure keeps what came. Times are `clock`'s.
+
+    `sent` is the moment of the first attempt. `chunks` are the moments at which content came; `parts` is the text of
+    the first choice. `streamed` is False for an answer in one piece, whose only chunk is its moment.
+    """
 
     sent: float | None = None
     ended: float | None = None
     outcome: Outcome = Outcome.INTERRUPTED
     detail: str = ""
+    status: int | None = None
+    retries: int = 0
+    streamed: bool = True
     chunks: list[float] = field(default_factory=list)
-    usage: _Usage | None = None
+    usage: Usage | None = None
     parts: list[str] = field(default_factory=list)
-    finished: bool = False
-    done: bool = False
+    choices: int = 0
+    choices_finished: int = 0
 
     @property
     def text(self) -> str:
         return "".join(self.parts)
 
+    def complete(self, now: float) -> None:
+        """It came to its end. Whatever happens to the connection afterwards does not matter."""
+        self.outcome, self.ended = Outcome.COMPLETED, now
+
 
 def open_http(api_key: str | None = None) -> aiohttp.ClientSession:
     """A connection pool without limit and without a time limit of its own."""
+    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "loadgen"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=2),
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
         read_bufsize=_READ_BUFFER,
     )
 
 
-def _take_event(event: bytes, now: float, response: Response, on_chunk: Callable[[], None]) -> None:
-    if event == b"[DONE]":
-        response.done = True
-        return
-    try:
-        chunk = _decode_chunk(event)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StreamFailureError(Outcome.BAD_STREAM, f"{error}: {event[:80]!r}") from None
-    if chunk.error is not None:
-        raise StreamFailureError(Outcome.SERVER_ERROR, _error_text(event))
-    if chunk.usage is not None:
-        response.usage = chunk.usage
-    carries = False
-    for choice in chunk.choices:
-        delta = choice.delta
-        if delta.content:
-            response.parts.append(delta.content)
-            carries = True
-        carries = carries or bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
-        response.finished = response.finished or choice.finish_reason is not None
-    if carries:
-        response.chunks.append(now)
-        on_chunk()
-
-
-def _error_text(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """The server's own message from an OpenAI-style error body, else the start of the body."""
     try:
-        error = msgspec.json.decode(body)["error"]
-        text = str(error["message"] if isinstance(error, dict) and "message" in error else error)
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+        answer = msgspec.json.decode(body)
+        error = answer.get("error", answer)
+        text = str(error["message"] if isinstance(error, dict) and "message" in error else answer["error"])
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, AttributeError):
         text = body.decode("utf-8", "replace").strip()
     return text[:_DETAIL_LENGTH]
 
 
-async def _stream(
-    http: aiohttp.ClientSession, url: str, body: bytes, response: Response, on_chunk: Callable[[], None]
+def _decode(body: bytes) -> _Chunk:
+    try:
+        chunk = _decode_chunk(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _Failure(Outcome.BAD_STREAM, f"{error}: {body[:80]!r}") from None
+    if chunk.error is not None or chunk.object == "error":
+        raise _Failure(Outcome.SERVER_ERROR, error_text(body))
+    return chunk
+
+
+def _take_chunk(chunk: _Chunk, response: Response) -> bool:
+    """Keep what a chunk brought; returns whether it carries content."""
+    if chunk.usage is not None:
+        response.usage = chunk.usage
+    carries = False
+    for choice in chunk.choices or ():
+        if choice.index >= response.choices:
+            response.choices = choice.index + 1
+        if choice.finish_reason is not None:
+            response.choices_finished += 1
+        delta = choice.delta or choice.message
+        text = choice.text if delta is None else delta.content
+        if text:
+            carries = True
+            if choice.index == 0:
+                response.parts.append(text)
+        elif delta is not None and not carries:
+            carries = bool(delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)
+    return carries
+
+
+async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: Callable[[], None]) -> None:
+    """Take a stream of events to its end."""
+    parser = EventParser()
+    try:
+        async for received in content.iter_any():
+            now = clock()
+            for event in parser.feed(received):
+                if event == b"[DONE]":
+                    response.complete(now)
+                    break
+                if _take_chunk(_decode(event), response):
+                    response.chunks.append(now)
+                    on_chunk()
+            if response.ended is not None:
+                break
+    except aiohttp.ClientError as error:
+        raise _Failure(Outcome.CUT, reason(error)) from None
+    if response.ended is not None:
+        with suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_DRAIN_TIME):
+                while not content.at_eof():
+                    await content.readany()
+    elif response.choices and response.choices_finished >= response.choices:
+        response.complete(clock())
+    else:
+        raise _Failure(Outcome.CUT, "the stream ended before a finish_reason or [DONE]")
+
+
+async def _take_whole(reply: aiohttp.ClientResponse, response: Response, on_chunk: Callable[[], None]) -> None:
+    """Take an answer in one piece."""
+    response.streamed = False
+    try:
+        body = await reply.read()
+    except aiohttp.ClientError as error:
+        raise _Failure(Outcome.CUT, reason(error)) from None
+    now = clock()
+    chunk = _decode(body)
+    if not chunk.choices:
+        raise _Failure(Outcome.BAD_STREAM, f"an answer without choices: {body[:80]!r}")
+    _take_chunk(chunk, response)
+    response.chunks.append(now)
+    response.complete(now)
+    on_chunk()
+
+
+def _retry_after(reply: aiohttp.ClientResponse) -> float | None:
+    """Seconds that the server asks to wait for, whichever way it says it; None: it does not."""
+    text = reply.headers.get("Retry-After", "")
+    with suppress(ValueError):
+        return max(0.0, float(text))
+    with suppress(ValueError):
+        moment = parsedate_to_datetime(text)
+        return max(0.0, (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return None
+
+
+def _refusal(reply: aiohttp.ClientResponse, body: bytes, wait: float) -> _Failure:
+    """What an answer other than 200 means: only "too much just now" may be tried again."""
+    detail = f"{reply.status}: {error_text(body)}"
+    if 300 <= reply.status < 400:
+        detail = f"{reply.status}: the server sends to {reply.headers.get('Location')}; give that address"
+    if reply.status not in (429, 503):
+        return _Failure(Outcome.HTTP_ERROR, detail)
+    asked = _retry_after(reply)
+    return _Failure(Outcome.HTTP_ERROR, detail, wait if asked is None else asked)
+
+
+async def _attempt(
+    http: aiohttp.ClientSession,
+    address: str,
+    body: bytes,
+    response: Response,
+    on_chunk: Callable[[], None],
+    stream: bool,
+    wait: float,
 ) -> None:
-    response.sent = clock()
-    async with http.post(url, data=body, headers={"Content-Type": "application/json"}) as reply:
-        if reply.status != 200:
-            raise StreamFailureError(Outcome.HTTP_ERROR, f"{reply.status}: {_error_text(await reply.read())}")
-        if reply.content_type != "text/event-stream":
-            raise StreamFailureError(Outcome.BAD_STREAM, f"the answer is {reply.content_type}, not text/event-stream")
-        parser = EventParser()
-        try:
-            async for received in reply.content.iter_any():
-                now = clock()
-                for event in parser.feed(received):
-                    _take_event(event, now, response, on_chunk)
-                if response.done:
-                    return
-        except aiohttp.ClientError as error:
-            raise StreamFailureError(Outcome.CUT, reason(error)) from None
-        if not response.finished:
-            raise StreamFailureError(Outcome.CUT, "the stream ended before a finish_reason or [DONE]")
+    """Send a request and take its answer. `wait` is for one that may be tried again. Raises `_Failure`."""
+    response.status = None
+    try:
+        async with http.post(address, data=body, allow_redirects=False) as reply:
+            response.status = reply.status
+            if reply.status != 200:
+                raise _refusal(reply, await reply.read(), wait)
+            if reply.content_type == _EVENT_STREAM:
+                await _follow(reply.content, response, on_chunk)
+            elif not stream:
+                await _take_whole(reply, response, on_chunk)
+            else:
+                raise _Failure(
+                    Outcome.BAD_STREAM,
+                    f"the answer to a request for a stream is {reply.content_type}, not {_EVENT_STREAM}; a server "
+                    "that cannot stream is measured with --no-stream",
+                )
+    except aiohttp.InvalidURL as error:
+        raise _Failure(Outcome.CONNECTION, f"{error}: no address") from None
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise _Failure(Outcome.CONNECTION, reason(error), wait) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise _Failure(Outcome.CUT, reason(error), wait if response.status is None else None) from None
 
 
 async def complete(
     http: aiohttp.ClientSession,
     url: str,
-    request: ChatRequest,
+    payload: Payload,
     response: Response,
+    *,
     timeout: float,
     on_chunk: Callable[[], None],
+    retries: int = 0,
+    stream: bool = True,
 ) -> None:
-    """Send one request and follow its stream into `response`; ends with `response.outcome` set.
+    """Send one request and follow its answer into `response`; ends with `response.outcome` set.
 
-    `url` is the whole address, `timeout` the seconds from sending to the end of the answer. Cancelling
-    leaves the outcome at interrupted.
+    `url` is the server's root, `timeout` the seconds from the first sending to the end of the answer. With `retries`
+    a request is sent again where no answer began (no connection, or one that was dropped before a status) and after
+    429 and 503, when the server says (Retry-After) or after half a second, doubled each time; unless that is past
+    the timeout. With `stream` an answer that is no stream is a failure. Cancelling leaves the outcome at interrupted.
     """
-    body = _encode(request)
+    response.sent = clock()
+    deadline = response.sent + timeout
     try:
         async with asyncio.timeout(timeout):
-            await _stream(http, url, body, response, on_chunk)
-        response.outcome = Outcome.COMPLETED
-    except StreamFailureError as error:
-        response.outcome, response.detail = error.outcome, str(error)
-    except TimeoutError as error:
-        connecting = isinstance(error, aiohttp.ClientError)
-        response.outcome = Outcome.CONNECTION if connecting else Outcome.TIMEOUT
-        response.detail = str(error) if connecting else f"no complete answer after {timeout:g} s"
-    except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
-        response.outcome, response.detail = Outcome.CONNECTION, str(error)
-    except (aiohttp.ClientError, OSError) as error:
-        response.outcome, response.detail = Outcome.CUT, reason(error)
+            while True:
+                try:
+                    wait = FIRST_RETRY * 2**response.retries
+                    return await _attempt(http, url + payload.path, payload.body, response, on_chunk, stream, wait)
+                except _Failure as failure:
+                    if failure.wait is None or response.retries == retries or clock() + failure.wait > deadline:
+                        raise
+                    await asyncio.sleep(failure.wait)
+                response.retries += 1
+    except _Failure as failure:
+        response.outcome, response.detail = failure.outcome, str(failure)
+    except TimeoutError:
+        if response.outcome is not Outcome.COMPLETED:
+            response.outcome = Outcome.TIMEOUT
+            response.detail = f"no complete answer after {timeout:g} s, {len(response.chunks)} chunks had come"
     finally:
-        response.ended = clock()
+        response.ended = clock() if response.ended is None else response.ended
