@@ -1,25 +1,354 @@
-"""When sessions arrive: the trace's own times, or a Poisson process, as seconds from the start."""
+"""When sessions arrive: absolute times of a process, from its settings and a seed alone. Pure.
+
+A random process with a rate that changes is one with rate 1 whose time is stretched: its k-th arrival comes when the
+integral of the rate reaches the k-th one's place (the time-rescaling theorem; Çinlar's method). So every process here
+is one way to space places, times one course of the rate. Nothing waits here, so nothing can drift: who sends compares
+these times with one clock.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, Protocol
+
+from loadgen.durations import parse_duration
+
+ALLOWED = (
+    "recorded, poisson:RATE, gamma:RATE,burstiness=B, constant:RATE, ramp:FROM..TO,over=TIME, "
+    "steps:RATE,RATE,...,each=TIME, inf or users:N (rates are sessions/s)"
+)
+LEAST, MOST = 1e-6, 1e6  # sessions/s
 
 
-def recorded(arrivals: Sequence[float]) -> list[float]:
-    """The recorded arrivals, in seconds of the trace; the first one is moved to 0."""
-    first = arrivals[0] if arrivals else 0.0
-    return [arrival - first for arrival in arrivals]
+class Arrivals(Protocol):
+    """A process of arrivals. All but `Users` are open loops: sessions come whatever the server does."""
+
+    @property
+    def trace_time(self) -> bool:
+        """Whether its times are those of the trace, which the speed of the replay divides."""
+        ...
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """A time for each session, from the times that the trace has for them: seconds from 0, never decreasing."""
+        ...
 
 
-def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Arrivals with exponential gaps of mean 1/`rate` seconds; the first one is at 0."""
-    if not rate > 0:
-        raise ValueError(f"rate must be above 0, got {rate}")
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The trace's own times; the first one is moved to 0."""
+
+    trace_time: ClassVar[bool] = True
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """Raises ValueError if the trace has no times, or they go back."""
+        first = before = None
+        for place, time in enumerate(recorded):
+            if time is None:
+                raise ValueError(f"session {place} has no time in the trace: name other arrivals ({ALLOWED})")
+            if before is not None and time < before:
+                raise ValueError(f"session {place} comes at {time:g} s, before the one in front of it ({before:g} s)")
+            first, before = time if first is None else first, time
+            yield time - first
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """All at once: the server has the whole queue from the start."""
+
+    trace_time: ClassVar[bool] = False
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """0 for each."""
+        return (0.0 for _ in recorded)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One session every 1/`rate` seconds."""
+
+    rate: float
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """The k-th comes at k/`rate`."""
+        return _stretched(recorded, _places(math.inf, 0), lambda place: place / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Independent users: exponential gaps of mean 1/`rate` seconds after a first arrival at 0."""
+
+    rate: float
+    seed: int
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """The same for the same seed."""
+        return _stretched(recorded, _places(1.0, self.seed), lambda place: place / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Gamma gaps of mean 1/`rate` seconds and shape `burstiness`, as `vllm bench serve` defines it.
+
+    Their coefficient of variation is 1/sqrt(burstiness): 1 is Poisson, less comes in bursts, more is more regular.
+    Unlike there the times are not rescaled afterwards to end exactly at count/rate: a sample has the rate in the mean.
+    """
+
+    rate: float
+    burstiness: float
+    seed: int
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        _check_burstiness(self.burstiness)
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """The same for the same seed."""
+        return _stretched(recorded, _places(self.burstiness, self.seed), lambda place: place / self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A rate that goes evenly from `start` to `end` sessions/s within `seconds`, and stays there."""
+
+    start: float
+    end: float
+    seconds: float
+    seed: int
+    burstiness: float = 1.0
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.start, zero=True)
+        _check_rate(self.end)
+        _check_time("over", self.seconds)
+        _check_burstiness(self.burstiness)
+
+    def expected(self, time: float) -> float:
+        """The integral of the rate: how many sessions come until then, in the mean."""
+        ramped = min(time, self.seconds)
+        rise = (self.end - self.start) / self.seconds
+        return self.start * ramped + rise * ramped**2 / 2 + self.end * (time - ramped)
+
+    def time(self, place: float) -> float:
+        """The inverse of `expected`."""
+        until = self.expected(self.seconds)
+        if place >= until:
+            return self.seconds + (place - until) / self.end
+        rise = (self.end - self.start) / self.seconds
+        # The quadratic's root in the form that divides by a sum: without a difference of near-equal numbers.
+        root = self.start + math.sqrt(max(0.0, self.start**2 + 2 * rise * place))
+        return 2 * place / root if place else 0.0
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """The same for the same seed."""
+        return _stretched(recorded, _places(self.burstiness, self.seed), self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """One rate after the other, each for `seconds`; the last one stays. A rate of 0 is a pause."""
+
+    rates: tuple[float, ...]
+    seconds: float
+    seed: int
+    burstiness: float = 1.0
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.rates:
+            raise ValueError("steps: expected at least one rate")
+        for rate in self.rates:
+            _check_rate(rate, zero=True)
+        _check_rate(self.rates[-1])
+        _check_time("each", self.seconds)
+        _check_burstiness(self.burstiness)
+
+    def expected(self, time: float) -> float:
+        """The integral of the rate: how many sessions come until then, in the mean."""
+        whole = min(int(time // self.seconds), len(self.rates) - 1)
+        return self._ends()[whole] + (time - whole * self.seconds) * self.rates[whole]
+
+    def time(self, place: float) -> float:
+        """The inverse of `expected`; of a pause its beginning."""
+        ends = self._ends()
+        step = max(0, min(bisect_left(ends, place), len(self.rates)) - 1)
+        return step * self.seconds + ((place - ends[step]) / self.rates[step] if place > ends[step] else 0.0)
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """The same for the same seed."""
+        return _stretched(recorded, _places(self.burstiness, self.seed), self.time)
+
+    def _ends(self) -> list[float]:
+        """What was expected at the beginning of each step."""
+        ends = [0.0]
+        for rate in self.rates[:-1]:
+            ends.append(ends[-1] + rate * self.seconds)
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """A closed loop: each of `count` users takes the next session when its last one has ended, `think` seconds later.
+
+    The load follows the server: a slow one is asked less. The users start evenly within `ramp` seconds.
+    """
+
+    count: int
+    think: float = 0.0
+    ramp: float = 0.0
+    trace_time: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 1_000_000:
+            raise ValueError(f"users: expected a whole number from 1 to 1000000, got {self.count}")
+
+    def start(self, user: int) -> float:
+        """When a user (from 0) takes a first session, in seconds from 0."""
+        return user * self.ramp / self.count
+
+    def times(self, recorded: Iterable[float | None]) -> Iterator[float]:
+        """0 for each: they are all there for whoever is free."""
+        return (0.0 for _ in recorded)
+
+
+def _places(burstiness: float, seed: int) -> Iterator[float]:
+    """Where the arrivals of a process of rate 1 are: sums of gamma gaps of mean 1. Infinitely regular: 0, 1, 2."""
+    if math.isinf(burstiness):
+        yield from map(float, count())
     rng = random.Random(f"{seed}/arrivals")
-    times: list[float] = []
-    now = 0.0
-    for _ in range(count):
-        times.append(now)
-        now += rng.expovariate(rate)
-    return times
+    place = lost = 0.0  # `lost`: what the sum's rounding took (Kahan), so that millions of gaps add up
+    while True:
+        yield place
+        gap = rng.expovariate(1.0) if burstiness == 1 else rng.gammavariate(burstiness, 1 / burstiness)
+        gap -= lost
+        place, lost = place + gap, (place + gap - place) - gap
+
+
+def _stretched(
+    recorded: Iterable[float | None], places: Iterator[float], time: Callable[[float], float]
+) -> Iterator[float]:
+    """A time for each session from its place; rounding never lets one go back."""
+    latest = 0.0
+    for _, place in zip(recorded, places, strict=False):
+        latest = max(latest, time(place))
+        yield latest
+
+
+def _check_rate(rate: float, zero: bool = False) -> None:
+    if not (LEAST <= rate <= MOST or (zero and rate == 0)):
+        allowed = f"{'0 or ' if zero else ''}{LEAST:g} to {MOST:g}"
+        raise ValueError(f"rate: expected {allowed} sessions/s, got {rate:g}")
+
+
+def _check_burstiness(burstiness: float) -> None:
+    if not burstiness >= 0.001:
+        raise ValueError(f"burstiness: expected a number from 0.001 on (1: Poisson, inf: even), got {burstiness:g}")
+
+
+def _check_time(name: str, seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name}: expected a time above 0, got {seconds:g}s")
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ValueError(f"{name}: expected a number, got {text!r}")
+    return value
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{name}: expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _duration(name: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def parse_arrivals(spec: str, seed: int) -> Arrivals:
+    """What `--arrivals` names (`ALLOWED`). Raises ValueError that says what is wrong and what is allowed."""
+    try:
+        return _parse(spec, seed)
+    except ValueError as error:
+        raise ValueError(f"{spec!r}: {error}; allowed: {ALLOWED}") from None
+
+
+def _parse(spec: str, seed: int) -> Arrivals:
+    kind, _, rest = spec.strip().partition(":")
+    words = [word.strip() for word in rest.split(",")] if rest else []
+    plain = [word for word in words if "=" not in word]
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    optional, required, most = _KINDS.get(kind, ((), (), -1))
+    if most < 0:
+        raise ValueError(f"there are no arrivals {kind!r}")
+    for name in named:
+        if name not in (*optional, *required):
+            raise ValueError(f"{kind} has no {name!r}")
+    for name in required:
+        if name not in named:
+            raise ValueError(f"{kind} needs {name}=")
+    if len(plain) > most or (most and not plain):
+        raise ValueError(
+            f"{kind} needs {'rates' if kind == 'steps' else 'one value'} after the colon"
+            if most
+            else f"{kind} takes no value"
+        )
+    burstiness = _number("burstiness", named.get("burstiness", "1"))
+    match kind:
+        case "recorded":
+            return Recorded()
+        case "inf":
+            return Immediate()
+        case "constant":
+            return Constant(_number("rate", plain[0]))
+        case "poisson":
+            return Poisson(_number("rate", plain[0]), seed)
+        case "gamma":
+            return Gamma(_number("rate", plain[0]), burstiness, seed)
+        case "ramp":
+            start, dots, end = plain[0].partition("..")
+            if not dots:
+                raise ValueError(f"ramp: expected FROM..TO, got {plain[0]!r}")
+            over = _duration("over", named["over"])
+            return Ramp(_number("rate", start), _number("rate", end), over, seed, burstiness)
+        case "steps":
+            rates = tuple(_number("rate", rate) for rate in plain)
+            return Steps(rates, _duration("each", named["each"]), seed, burstiness)
+        case _:
+            think = _duration("think", named.get("think", "0s"))
+            return Users(_whole("users", plain[0]), think, _duration("ramp", named.get("ramp", "0s")))
+
+
+# Of each kind: the options it may have, those it must have, and how many values may stand after its colon.
+_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
+    "recorded": ((), (), 0),
+    "inf": ((), (), 0),
+    "constant": ((), (), 1),
+    "poisson": ((), (), 1),
+    "gamma": ((), ("burstiness",), 1),
+    "ramp": (("burstiness",), ("over",), 1),
+    "steps": (("burstiness",), ("each",), math.inf),
+    "users": (("think", "ramp"), (), 1),
+}

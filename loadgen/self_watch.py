@@ -1,43 +1,92 @@
-"""Whether loadgen itself was the bottleneck: its CPU time and how late its event loop ran."""
+"""Whether loadgen itself was the bottleneck: the CPU time of its processes and how late their event loops ran."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from loadgen.metrics.histogram import Histogram
 
 TICK = 0.05  # seconds
-CPU_SHARE_LIMIT = 0.8  # of one core
+LATELY = 1.0  # seconds
+CPU_SHARE_LIMIT = 0.8  # of one core, which is all that a process with one event loop can use
 LAG_LIMIT_MS = 50.0  # at the 99th percentile
 
 
-@dataclass(slots=True)
-class SelfWatch:
-    """Measures from its start to `figures`."""
+class SelfFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one client process needed so far. Its lags are how late its event loop woke, in milliseconds."""
 
-    _wall: float = field(default_factory=time.monotonic)
-    _cpu: float = field(default_factory=time.process_time)
-    _lags: list[float] = field(default_factory=list)
+    wall_s: float
+    cpu_s: float
+    ticks: int = 0
+    mean_lag_ms: float | None = None
+    p99_lag_ms: float | None = None
+    max_lag_ms: float | None = None
+    late_ms: float | None = None  # the largest lag of the last second
+
+    @property
+    def cpu_share(self) -> float:
+        """Of one core."""
+        return self.cpu_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def bottleneck(self) -> bool:
+        """Whether it was too slow to measure by: it had no CPU left, or woke too late."""
+        return self.cpu_share > CPU_SHARE_LIMIT or (self.p99_lag_ms is not None and self.p99_lag_ms > LAG_LIMIT_MS)
+
+
+class SelfWatch:
+    """Measures this process from its making on."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._cpu = time.process_time()
+        self._lags = Histogram()
+        self._lately = deque[float](maxlen=round(LATELY / TICK))
 
     async def run(self) -> None:
         """Sleep in ticks and note how late each wake-up is, until cancelled."""
         while True:
             due = time.monotonic() + TICK
             await asyncio.sleep(TICK)
-            self._lags.append(max(0.0, time.monotonic() - due) * 1000)
+            lag = max(0.0, time.monotonic() - due) * 1000
+            self._lags.add(lag)
+            self._lately.append(lag)
 
-    def figures(self) -> dict[str, float | bool | None]:
-        """CPU seconds, their share of one core, loop lag in milliseconds, and the verdict."""
-        wall = time.monotonic() - self._wall
-        cpu = time.process_time() - self._cpu
-        lags = sorted(self._lags)
-        p99 = lags[int(0.99 * (len(lags) - 1))] if lags else None
-        share = cpu / wall if wall > 0 else 0.0
-        return {
-            "client_cpu_s": cpu,
-            "client_cpu_share": share,
-            "client_mean_loop_lag_ms": sum(lags) / len(lags) if lags else None,
-            "client_p99_loop_lag_ms": p99,
-            "client_max_loop_lag_ms": lags[-1] if lags else None,
-            "client_is_bottleneck": share > CPU_SHARE_LIMIT or (p99 is not None and p99 > LAG_LIMIT_MS),
-        }
+    def figures(self) -> SelfFigures:
+        """What was measured up to now."""
+        return SelfFigures(
+            wall_s=time.monotonic() - self._wall,
+            cpu_s=time.process_time() - self._cpu,
+            ticks=self._lags.count,
+            mean_lag_ms=self._lags.mean,
+            p99_lag_ms=self._lags.percentile(99),
+            max_lag_ms=self._lags.maximum,
+            late_ms=max(self._lately, default=None),
+        )
+
+
+def summary(processes: Sequence[SelfFigures]) -> dict[str, float | bool | None]:
+    """The client's figures of a report. CPU seconds add up; shares and lags are those of the worst process.
+
+    The client is the bottleneck as soon as one of its processes is.
+    """
+
+    def worst(values: Sequence[float | None]) -> float | None:
+        return max((value for value in values if value is not None), default=None)
+
+    ticks = sum(process.ticks for process in processes)
+    lag = sum((process.mean_lag_ms or 0.0) * process.ticks for process in processes)
+    return {
+        "client_processes": len(processes),
+        "client_cpu_s": sum(process.cpu_s for process in processes),
+        "client_cpu_share": max((process.cpu_share for process in processes), default=0.0),
+        "client_mean_loop_lag_ms": lag / ticks if ticks else None,
+        "client_p99_loop_lag_ms": worst([process.p99_lag_ms for process in processes]),
+        "client_max_loop_lag_ms": worst([process.max_lag_ms for process in processes]),
+        "client_is_bottleneck": any(process.bottleneck for process in processes),
+    }
