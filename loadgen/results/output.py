@@ -1,0 +1,73 @@
+"""Files that a command leaves behind: found to be writable before the work, and written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+
+class OutputError(Exception):
+    """An option names a place that cannot be written; the message names both."""
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Fail before the work, not after it. Raises `OutputError`."""
+    with _told(flag, path):
+        if path.is_dir():
+            raise OutputError(f"{flag} {path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise OutputError(f"{flag} {path}: there is no folder {path.parent}")
+        if _in_place(path):
+            if not os.access(path, os.W_OK):
+                raise OutputError(f"{flag} {path}: no permission to write")
+        else:
+            partial = _partial(path)
+            partial.touch()
+            partial.unlink()
+
+
+@contextlib.contextmanager
+def whole_file(flag: str, path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes its name at the end: nobody finds half of it. Raises `OutputError`."""
+    with _told(flag, path):
+        if _in_place(path):
+            with path.open("wb") as file:
+                yield file
+            return
+        partial = _partial(path)
+        try:
+            with partial.open("wb") as file:
+                yield file
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def write_json(flag: str, path: Path, document: dict[str, Any]) -> None:
+    """A document as indented JSON. Raises `OutputError`."""
+    with whole_file(flag, path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+@contextlib.contextmanager
+def _told(flag: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # its reader has gone, which is for the command to end by
+    except OSError as error:
+        raise OutputError(f"{flag} {path}: cannot be written: {error.strerror or error}") from None
+
+
+def _in_place(path: Path) -> bool:
+    """Whether it is a pipe or /dev/stdout; a file is replaced whole."""
+    return path.exists() and not path.is_file()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
