@@ -1,0 +1,1 @@
+"""Experiments of several runs: one side against another, and one load after another."""
