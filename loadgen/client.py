@@ -75,8 +75,8 @@ class _Chunk(msgspec.Struct, frozen=True, gc=False):
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
-    object: str | None = None
+    error: object = None
+    kind: str | None = msgspec.field(name="object", default=None)
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
@@ -156,7 +156,7 @@ def _decode(body: bytes) -> _Chunk:
         chunk = _decode_chunk(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _Failure(Outcome.BAD_STREAM, f"{error}: {body[:80]!r}") from None
-    if chunk.error is not None or chunk.object == "error":
+    if chunk.error is not None or chunk.kind == "error":
         raise _Failure(Outcome.SERVER_ERROR, error_text(body))
     return chunk
 

@@ -1,12 +1,18 @@
-"""A golden server: an OpenAI-compatible double whose token counts and send times are exactly known."""
+"""A golden server: an OpenAI-compatible double whose token counts and send times are exactly known.
+
+`python tests/loadgen/golden.py --port 0` serves it in a process of its own: it prints its address, answers every
+request with `max_tokens` tokens, and tells at GET /golden/served what it did and when.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +22,7 @@ clock = time.monotonic
 
 @dataclass(frozen=True)
 class Write:
-    """One network write after a delay; `content` says that it completes a chunk that carries content."""
+    """One network write `delay` seconds after the one before was due; `content`: it completes a chunk with content."""
 
     payload: bytes
     delay: float = 0.0
@@ -35,13 +41,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Script:
-    """How one request is answered."""
+    """How one request is answered: with `steps`, or whole with `body`; `dropped`: not even a status comes."""
 
     steps: Sequence[Write | Stall | Cut] = ()
     status: int = 200
     body: dict[str, Any] | None = None
     content_type: str = "text/event-stream"
     before_headers: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
+    dropped: bool = False
 
 
 def event(payload: dict[str, Any] | str) -> bytes:
@@ -49,8 +57,10 @@ def event(payload: dict[str, Any] | str) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+def chunk(
+    delta: dict[str, Any] | None = None, finish: str | None = None, index: int = 0, **more: Any
+) -> dict[str, Any]:
+    choices = [] if delta is None else [{"index": index, "delta": delta, "finish_reason": finish}]
     return {"id": "x", "object": "chat.completion.chunk", "choices": choices, **more}
 
 
@@ -58,17 +68,34 @@ def role(delay: float = 0.0) -> Write:
     return Write(event(chunk({"role": "assistant", "content": ""})), delay)
 
 
-def text(content: str, delay: float = 0.0) -> Write:
-    return Write(event(chunk({"content": content})), delay, content=True)
+@lru_cache
+def text(content: str, delay: float = 0.0, index: int = 0) -> Write:
+    return Write(event(chunk({"content": content}, index=index)), delay, content=bool(content))
 
 
-def finish(delay: float = 0.0) -> Write:
-    return Write(event(chunk({}, "length")), delay)
+@lru_cache
+def completion_text(content: str, delay: float = 0.0) -> Write:
+    """A chunk of /v1/completions."""
+    choice = {"index": 0, "text": content, "logprobs": None, "finish_reason": None}
+    return Write(event({"id": "x", "object": "text_completion", "choices": [choice]}), delay, content=bool(content))
 
 
-def usage(prompt: int, completion: int, delay: float = 0.0) -> Write:
-    told = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return Write(event(chunk(usage=told)), delay)
+def finish(delay: float = 0.0, index: int = 0) -> Write:
+    return Write(event(chunk({}, "length", index)), delay)
+
+
+def token_counts(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
+    """A `usage`."""
+    told: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    return told if cached is None else {**told, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def usage(prompt: int, completion: int, delay: float = 0.0, cached: int | None = None) -> Write:
+    return Write(event(chunk(usage=token_counts(prompt, completion, cached))), delay)
 
 
 def done(delay: float = 0.0) -> Write:
@@ -81,10 +108,22 @@ def answer(words: Sequence[str], gap: float = 0.0, first: float = 0.0, prompt: i
     return Script([role(), *chunks, finish(), usage(prompt, len(words)), done()])
 
 
+def whole(content: str, prompt: int = 7, completion: int = 3) -> Script:
+    """An answer in one piece."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "length"}
+    return Script(body={"object": "chat.completion", "choices": [choice], "usage": token_counts(prompt, completion)})
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    """The text that a request ends with."""
+    return str(body["messages"][-1]["content"] if "messages" in body else body["prompt"])
+
+
 @dataclass
 class Served:
     """What the server saw and did for one request, on the same monotonic clock as the client's."""
 
+    path: str
     body: dict[str, Any]
     received: float
     content_times: list[float] = field(default_factory=list)
@@ -92,23 +131,33 @@ class Served:
 
 
 class GoldenServer:
-    """`async with GoldenServer(script_of) as server: server.url`; `script_of` maps a request body to a script."""
+    """`async with GoldenServer(script_of) as server: server.url`; `script_of` maps a request body to a script.
 
-    def __init__(self, script_of: Callable[[dict[str, Any]], Script]) -> None:
+    With `api_key` it answers 401 to whoever has another.
+    """
+
+    def __init__(self, script_of: Callable[[dict[str, Any]], Script], api_key: str | None = None) -> None:
         self._script_of = script_of
+        self._api_key = api_key
         self.served: list[Served] = []
+        self.connections: set[object] = set()
         self.in_flight = 0
         self.peak_in_flight = 0
         self.app = web.Application()
         self.app.router.add_post("/v1/chat/completions", self._complete)
+        self.app.router.add_post("/v1/completions", self._complete)
         self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_get("/golden/served", self._tell)
 
-    async def __aenter__(self) -> GoldenServer:
-        self._runner = web.AppRunner(self.app, shutdown_timeout=0.2)
+    async def start(self, port: int = 0) -> None:
+        self._runner = web.AppRunner(self.app, shutdown_timeout=0.2, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=2048)
+        site = web.TCPSite(self._runner, "127.0.0.1", port, backlog=4096)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def __aenter__(self) -> GoldenServer:
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,34 +166,96 @@ class GoldenServer:
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "golden", "object": "model"}]})
 
+    async def _tell(self, _: web.Request) -> web.Response:
+        """Everything served since the last time it was asked."""
+        told = [{**asdict(served), "body": None, "prompt": prompt_of(served.body)} for served in self.served]
+        peak, self.peak_in_flight = self.peak_in_flight, self.in_flight
+        self.served = []
+        return web.json_response({"served": told, "peak_in_flight": peak})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        served = Served(await request.json(), clock())
+        served = Served(request.path, json.loads(await request.read()), clock())
         self.served.append(served)
+        self.connections.add(request.transport)
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:
+            if self._api_key is not None and request.headers.get("Authorization") != f"Bearer {self._api_key}":
+                return web.json_response({"error": {"message": "Incorrect API key", "code": 401}}, status=401)
             return await self._answer(request, self._script_of(served.body), served)
         finally:
             self.in_flight -= 1
             served.ended = clock()
 
     async def _answer(self, request: web.Request, script: Script, served: Served) -> web.StreamResponse:
-        await asyncio.sleep(script.before_headers)
+        if script.before_headers:
+            await asyncio.sleep(script.before_headers)
+        if script.dropped:
+            return _drop(request, web.Response())
         if script.body is not None:
-            return web.json_response(script.body, status=script.status)
-        reply = web.StreamResponse(status=script.status, headers={"Content-Type": script.content_type})
+            if script.status == 200:
+                served.content_times.append(clock())
+            return web.json_response(script.body, status=script.status, headers=script.headers)
+        headers = {"Content-Type": script.content_type, **script.headers}
+        reply = web.StreamResponse(status=script.status, headers=headers)
         await reply.prepare(request)
+        due = clock()
         for step in script.steps:
             if isinstance(step, Stall):
                 await asyncio.sleep(3600)
             elif isinstance(step, Cut):
-                assert request.transport is not None
-                request.transport.abort()
-                return reply
+                return _drop(request, reply)
             else:
-                await asyncio.sleep(step.delay)
+                due += step.delay  # from when it was due, not from when it was late: gaps do not add up
+                if (left := due - clock()) > 0:
+                    await asyncio.sleep(left)
                 if step.content:
                     served.content_times.append(clock())
                 await reply.write(step.payload)
         await reply.write_eof()
         return reply
+
+
+def _drop(request: web.Request, reply: web.StreamResponse) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return reply
+
+
+def as_asked(first: float, gap: float, per_chunk: int = 1) -> Callable[[dict[str, Any]], Script]:
+    """Scripts that answer `max_tokens` tokens, `per_chunk` in a chunk, the first after `first` seconds. A word of the
+    prompt's last message is a token."""
+
+    def script_of(body: dict[str, Any]) -> Script:
+        tokens, prompt = int(body["max_tokens"]), len(prompt_of(body).split())
+        sizes = [per_chunk] * (tokens // per_chunk) + [tokens % per_chunk] * bool(tokens % per_chunk)
+        if not body.get("stream"):
+            told = whole(" word" * tokens, prompt, tokens)
+            return replace(told, before_headers=first + gap * (len(sizes) - 1))
+        word = text if "messages" in body else completion_text
+        chunks = [word(" word" * size, gap if index else first) for index, size in enumerate(sizes)]
+        return Script([role(), *chunks, finish(), usage(prompt, tokens), done()])
+
+    return script_of
+
+
+async def serve(port: int, script_of: Callable[[dict[str, Any]], Script]) -> None:
+    """Until the process is ended."""
+    server = GoldenServer(script_of)
+    await server.start(port)
+    print(server.url, flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--first", type=float, default=0.02, help="seconds to the first token")
+    parser.add_argument("--gap", type=float, default=0.02, help="seconds between chunks")
+    parser.add_argument("--per-chunk", type=int, default=1, help="tokens in a chunk")
+    options = parser.parse_args()
+    asyncio.run(serve(options.port, as_asked(options.first, options.gap, options.per_chunk)))
+
+
+if __name__ == "__main__":
+    main()
