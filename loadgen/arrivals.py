@@ -264,6 +264,70 @@ def _check_time(name: str, seconds: float) -> None:
         raise ValueError(f"{name}: expected a time above 0, got {seconds:g}s")
 
 
+class _Spec:
+    """A text KIND:VALUE,...,NAME=VALUE,... whose parts are taken one by one; `end` says what nobody took."""
+
+    def __init__(self, text: str) -> None:
+        self.kind, _, rest = text.strip().partition(":")
+        self._values: list[str] = []
+        self._named: dict[str, str] = {}
+        for word in rest.split(",") if rest else ():
+            name, equals, value = (part.strip() for part in word.partition("="))
+            if not equals:
+                self._values.append(name)
+            elif name in self._named:
+                raise ValueError(f"{name}= is given twice")
+            else:
+                self._named[name] = value
+
+    def values(self) -> list[str]:
+        """Everything without a name."""
+        taken, self._values = self._values, []
+        return taken
+
+    def value(self, what: str) -> str:
+        """The one value without a name."""
+        taken = self.values()
+        if len(taken) != 1:
+            raise ValueError(f"{self.kind}: expected one {what} after the colon")
+        return taken[0]
+
+    def rate(self) -> float:
+        return _number("rate", self.value("rate"))
+
+    def rates(self) -> tuple[float, ...]:
+        if not (taken := self.values()):
+            raise ValueError(f"{self.kind}: expected rates after the colon")
+        return tuple(_number("rate", rate) for rate in taken)
+
+    def range(self) -> tuple[float, float]:
+        text = self.value("FROM..TO")
+        start, dots, end = text.partition("..")
+        if not dots:
+            raise ValueError(f"{self.kind}: expected FROM..TO, got {text!r}")
+        return _number("rate", start), _number("rate", end)
+
+    def number(self, name: str, default: str | None = None) -> float:
+        return _number(name, self._take(name, default))
+
+    def duration(self, name: str, default: str | None = None) -> float:
+        try:
+            return parse_duration(self._take(name, default))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def _take(self, name: str, default: str | None) -> str:
+        if name not in self._named and default is None:
+            raise ValueError(f"{self.kind} needs {name}=...")
+        return self._named.pop(name, default or "")
+
+    def end(self) -> None:
+        if self._named:
+            raise ValueError(f"{self.kind} has no {next(iter(self._named))!r}")
+        if self._values:
+            raise ValueError(f"{self.kind} takes nothing after it")
+
+
 def _number(name: str, text: str) -> float:
     try:
         value = float(text)
@@ -275,80 +339,33 @@ def _number(name: str, text: str) -> float:
 
 
 def _whole(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name}: expected a whole number, got {text!r}")
     return int(text)
 
 
-def _duration(name: str, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+_KINDS: dict[str, Callable[[_Spec, int], Arrivals]] = {
+    "recorded": lambda spec, seed: Recorded(),
+    "inf": lambda spec, seed: Immediate(),
+    "constant": lambda spec, seed: Constant(spec.rate()),
+    "poisson": lambda spec, seed: Poisson(spec.rate(), seed),
+    "gamma": lambda spec, seed: Gamma(spec.rate(), spec.number("burstiness"), seed),
+    "ramp": lambda spec, seed: Ramp(*spec.range(), spec.duration("over"), seed, spec.number("burstiness", "1")),
+    "steps": lambda spec, seed: Steps(spec.rates(), spec.duration("each"), seed, spec.number("burstiness", "1")),
+    "users": lambda spec, seed: Users(
+        _whole("users", spec.value("number")), spec.duration("think", "0s"), spec.duration("ramp", "0s")
+    ),
+}
 
 
-def parse_arrivals(spec: str, seed: int) -> Arrivals:
+def parse_arrivals(text: str, seed: int) -> Arrivals:
     """What `--arrivals` names (`ALLOWED`). Raises ValueError that says what is wrong and what is allowed."""
     try:
-        return _parse(spec, seed)
+        spec = _Spec(text)
+        if spec.kind not in _KINDS:
+            raise ValueError(f"there are no arrivals {spec.kind!r}")
+        arrivals = _KINDS[spec.kind](spec, seed)
+        spec.end()
     except ValueError as error:
-        raise ValueError(f"{spec!r}: {error}; allowed: {ALLOWED}") from None
-
-
-def _parse(spec: str, seed: int) -> Arrivals:
-    kind, _, rest = spec.strip().partition(":")
-    words = [word.strip() for word in rest.split(",")] if rest else []
-    plain = [word for word in words if "=" not in word]
-    named = dict(word.split("=", 1) for word in words if "=" in word)
-    optional, required, most = _KINDS.get(kind, ((), (), -1))
-    if most < 0:
-        raise ValueError(f"there are no arrivals {kind!r}")
-    for name in named:
-        if name not in (*optional, *required):
-            raise ValueError(f"{kind} has no {name!r}")
-    for name in required:
-        if name not in named:
-            raise ValueError(f"{kind} needs {name}=")
-    if len(plain) > most or (most and not plain):
-        raise ValueError(
-            f"{kind} needs {'rates' if kind == 'steps' else 'one value'} after the colon"
-            if most
-            else f"{kind} takes no value"
-        )
-    burstiness = _number("burstiness", named.get("burstiness", "1"))
-    match kind:
-        case "recorded":
-            return Recorded()
-        case "inf":
-            return Immediate()
-        case "constant":
-            return Constant(_number("rate", plain[0]))
-        case "poisson":
-            return Poisson(_number("rate", plain[0]), seed)
-        case "gamma":
-            return Gamma(_number("rate", plain[0]), burstiness, seed)
-        case "ramp":
-            start, dots, end = plain[0].partition("..")
-            if not dots:
-                raise ValueError(f"ramp: expected FROM..TO, got {plain[0]!r}")
-            over = _duration("over", named["over"])
-            return Ramp(_number("rate", start), _number("rate", end), over, seed, burstiness)
-        case "steps":
-            rates = tuple(_number("rate", rate) for rate in plain)
-            return Steps(rates, _duration("each", named["each"]), seed, burstiness)
-        case _:
-            think = _duration("think", named.get("think", "0s"))
-            return Users(_whole("users", plain[0]), think, _duration("ramp", named.get("ramp", "0s")))
-
-
-# Of each kind: the options it may have, those it must have, and how many values may stand after its colon.
-_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], float]] = {
-    "recorded": ((), (), 0),
-    "inf": ((), (), 0),
-    "constant": ((), (), 1),
-    "poisson": ((), (), 1),
-    "gamma": ((), ("burstiness",), 1),
-    "ramp": (("burstiness",), ("over",), 1),
-    "steps": (("burstiness",), ("each",), math.inf),
-    "users": (("think", "ramp"), (), 1),
-}
+        raise ValueError(f"{text!r}: {error}; allowed: {ALLOWED}") from None
+    return arrivals
