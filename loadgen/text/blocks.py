@@ -1,0 +1,83 @@
+"""The text of a prompt's blocks: equal names are equal pieces, different names different ones. Pure.
+
+A block begins with its name in digits, each a piece, the lowest first, so that blocks with near names part at their
+first token. The rest is cut from one long row of pieces: to make text is to slice it, and nothing has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loadgen.text.vocabulary import TAPE_PIECES, Frame, Vocabulary
+
+NAMES = 2**64  # different ones
+UNSHARED_BLOCK = 512  # tokens of a block in a prompt that shares nothing
+_SPREAD = 0x9E3779B97F4A7C15  # the golden ratio's fraction: near names begin far from each other on the tape
+
+
+def _spread(number: int) -> int:
+    return number * _SPREAD % NAMES
+
+
+class Blocks:
+    """Makes texts of one vocabulary. Another seed makes other texts of all names."""
+
+    def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
+        self._pieces = vocabulary.pieces
+        self._digits = next(count for count in range(1, 65) if len(self._pieces) ** count >= NAMES)
+        self._first = _spread(_spread(seed) ^ seed)
+        tape = vocabulary.tape()
+        self._tape = "".join(tape) * 2
+        self._places = [0]
+        for piece in tape * 2:
+            self._places.append(self._places[-1] + len(piece))
+
+    def block(self, name: int, tokens: int) -> str:
+        """The first `tokens` pieces of the block of that name."""
+        count = len(self._pieces)
+        number = (name + self._first) % NAMES
+        start = (_spread(number) >> 32) % TAPE_PIECES
+        digits = []
+        for _ in range(min(self._digits, tokens)):
+            number, digit = divmod(number, count)
+            digits.append(self._pieces[digit])
+        parts = ["".join(digits)]
+        left = tokens - len(digits)
+        while left > 0:
+            part = min(left, TAPE_PIECES)
+            parts.append(self._tape[self._places[start] : self._places[start + part]])
+            left -= part
+        return "".join(parts)
+
+    def prompt(self, tokens: int, names: Sequence[int], block_size: int, frame: Frame) -> str:
+        """A prompt of that many tokens, frame and all, whose token at place i is in the block `names[i // block_size]`.
+
+        Where the frame alone has as many tokens, it is the shortest that can be asked, which is longer.
+        """
+        text = frame.opening + "".join(self._inside(tokens, names, block_size, frame))
+        if not text:
+            text = self.block(names[0], 1)
+        return text[1:] if frame.bare and text[0] == " " else text
+
+    def _inside(self, tokens: int, names: Sequence[int], block_size: int, frame: Frame) -> Iterator[str]:
+        end = tokens - frame.after
+        for index in range(frame.before // block_size, -(-end // block_size)):
+            first = max(frame.before, index * block_size)
+            count = min(end, (index + 1) * block_size) - first
+            if count > 0:
+                yield self.block(names[index], count)
+
+
+def shared_names(hash_ids: Sequence[int]) -> list[int]:
+    """Names of the blocks that a trace's hash ids stand for."""
+    return [2 * hash_id for hash_id in hash_ids]
+
+
+def unshared_names(index: int, turn: int, tokens: int) -> range:
+    """Names of the blocks (of `UNSHARED_BLOCK`) of a turn's prompt that shares nothing with any other's.
+
+    Different for each session's place, turn and block, as far as 2^64 names go: 2^27 sessions of 2^16 turns of 2^20
+    blocks each.
+    """
+    first = 2 * (((index << 16) + turn) << 20) + 1
+    return range(first, first + 2 * -(-tokens // UNSHARED_BLOCK), 2)
