@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from loadgen.metrics import Distribution, distributions, percentile, summarize
-from loadgen.outcome import Outcome, RequestRecord
+from loadgen.metrics.slo import Slo, parse_slo
+from loadgen.metrics.summary import Figures, summarize
+from loadgen.metrics.window import Window
+from loadgen.outcome import Outcome, RequestRecord, TokenSource
 
 
 def record(**changes: object) -> RequestRecord:
     base: dict[str, object] = {
         "session": "s",
+        "index": 0,
         "turn": 0,
-        "requested_tokens": 3,
+        "asked_output": 3,
         "scheduled": 10.0,
         "outcome": Outcome.COMPLETED,
         "sent": 10.5,
         "chunks": (11.0, 11.25, 12.0),
         "ended": 12.5,
-        "usage": True,
+        "token_source": TokenSource.USAGE,
         "input_tokens": 20,
         "output_tokens": 3,
     }
     return RequestRecord(**{**base, **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([5.0], 99, 5.0),
-        ([1.0, 2.0, 3.0, 4.0], 50, 2.5),
-        ([1.0, 2.0, 3.0, 4.0], 25, 1.75),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 90, 4.6),
-        ([1.0, math.inf], 50, math.inf),
-        ([math.inf, math.inf], 95, math.inf),
-    ],
-)
-def test_percentile(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
 
 
 def test_one_request_by_hand() -> None:
@@ -81,7 +67,7 @@ def test_duration_spans_first_send_to_last_response() -> None:
 
 def test_failures_stay_in_the_percentiles() -> None:
     fast = [record() for _ in range(9)]
-    failed = record(outcome=Outcome.HTTP_ERROR, chunks=(), output_tokens=0, usage=False, input_tokens=None)
+    failed = record(outcome=Outcome.HTTP_ERROR, chunks=(), output_tokens=0, input_tokens=None)
     summary = summarize([*fast, failed])
     assert (summary["completed"], summary["failed"], summary["turns"]) == (9, 1, 10)
     assert summary["p50_ttft_ms"] == 500.0
@@ -92,7 +78,7 @@ def test_failures_stay_in_the_percentiles() -> None:
 
 
 def test_a_failed_request_adds_no_tokens_and_no_gaps() -> None:
-    cut = record(outcome=Outcome.CUT, usage=False)
+    cut = record(outcome=Outcome.CUT, token_source=TokenSource.CHUNKS)
     summary = summarize([record(), cut])
     assert (summary["total_output_tokens"], summary["count_itl"], summary["count_tpot"]) == (3, 2, 1)
 
@@ -109,21 +95,30 @@ def test_interrupted_turns_are_told_apart_from_failures() -> None:
 
 
 def test_sessions_served_whole() -> None:
-    records = [record(), record(turn=1, outcome=Outcome.NOT_SENT, sent=None), record(session="t")]
+    records = [record(), record(turn=1, outcome=Outcome.NOT_SENT, sent=None), record(index=1)]
     summary = summarize(records)
     assert (summary["sessions"], summary["sessions_completed"]) == (2, 1)
 
 
+USAGE, TOKENIZER, CHUNKS = TokenSource.USAGE, TokenSource.TOKENIZER, TokenSource.CHUNKS
+
+
 @pytest.mark.parametrize(
-    ("usages", "source"),
-    [((True, True), "usage"), ((False,), "chunks"), ((True, False), "usage, else chunks"), ((), "none")],
+    ("sources", "told"),
+    [
+        ((USAGE, USAGE), "usage"),
+        ((CHUNKS,), "chunks"),
+        ((CHUNKS, USAGE), "usage, else chunks"),
+        ((CHUNKS, TOKENIZER, USAGE), "usage, else tokenizer, else chunks"),
+        ((), "none"),
+    ],
 )
-def test_token_source_is_told(usages: tuple[bool, ...], source: str) -> None:
-    assert summarize([record(usage=usage) for usage in usages])["token_source"] == source
+def test_token_source_is_told(sources: tuple[TokenSource, ...], told: str) -> None:
+    assert summarize([record(token_source=source) for source in sources])["token_source"] == told
 
 
 def test_input_tokens_are_unknown_unless_every_answer_told_them() -> None:
-    summary = summarize([record(), record(usage=False, input_tokens=None)])
+    summary = summarize([record(), record(input_tokens=None)])
     assert summary["total_input_tokens"] is None
     assert summary["total_token_throughput"] is None
 
@@ -146,11 +141,11 @@ def test_vllm_names() -> None:
     assert summary["median_ttft_ms"] == summary["p50_ttft_ms"]
 
 
-def test_standard_deviation_by_hand() -> None:
-    figures = Distribution((1.0, 3.0)).figures("x")
-    assert (figures["mean_x_ms"], figures["std_x_ms"]) == (2.0, 1.0)
-
-
-def test_distributions_pool_itl_over_requests() -> None:
-    pooled = distributions([record(), record(chunks=(20.0, 21.0))])["itl"]
-    assert sorted(pooled.values) == [250.0, 750.0, 1000.0]
+def test_itl_is_pooled_over_requests() -> None:
+    summary = summarize([record(), record(chunks=(20.0, 21.0))])
+    assert (summary["count_itl"], summary["min_itl_ms"], summary["p50_itl_ms"], summary["max_itl_ms"]) == (
+        3,
+        250.0,
+        750.0,
+        1000.0,
+    )
