@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from loadgen.commands import synth
-from loadgen.options import EXIT_INTERRUPTED
+from loadgen.commands import replay, resume, synth
+from loadgen.options import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 
-COMMANDS = (synth,)
+COMMANDS = (replay, resume, synth)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets '?' for a plot's dots
     try:
         return int(options.run(options))
+    except argparse.ArgumentTypeError as error:  # of options that do not go together
+        print(f"loadgen: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -1,33 +1,28 @@
-"""`loadgen replay` and `loadgen compare`: an engine if none is given, the runs, the report, the JSON."""
+"""What every command that plays a trace shares: Ctrl-C, expected errors as one line, where output goes."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import msgspec
 from rich.console import Console
 
-from loadgen.cli import ENGINE_MODEL, EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_NO_SERVER
-from loadgen.compare import SIDES, ratios
-from loadgen.engine_process import EngineProcess, EngineStartError
+from loadgen.engine_process import EngineStartError
 from loadgen.engine_watch import EngineError
-from loadgen.pace import Pace
-from loadgen.replay import Options, RunResult, ServerError, replay
-from loadgen.report import print_comparison, print_report
-from loadgen.steer import listen, obey
-from loadgen.trace import Trace, TraceError, read_trace
+from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_INTERRUPTED, EXIT_NO_SERVER
+from loadgen.outcome import Outcome
+from loadgen.perform import BY_HAND, ENGINE_ENDED
+from loadgen.results.output import OutputError
+from loadgen.results.run_file import ResultError, RunFile
+from loadgen.server import ServerError
+from loadgen.traces.model import TraceError
+from loadgen.workers import WorkerError
 
-EXIT_INTERRUPTED = 130
 WITHOUT_A_TERMINAL = 100  # columns
 
 
@@ -41,6 +36,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def reported(self) -> Iterator[asyncio.Event]:
+        """While this lasts, Ctrl-C sets the event, and whoever measures ends by it."""
         self.measuring = True
         try:
             yield self.stop
@@ -48,170 +44,33 @@ class Interrupt:
             self.measuring = False
 
 
-class OutputError(Exception):
-    """--json names a place that cannot be written."""
+class _Report(Console):
+    """Standard output. The library would end the program with exit code 1 when its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
-def check_writable(path: Path) -> None:
-    """Fail before a run, not after it. Raises `OutputError`."""
-    try:
-        if path.is_dir():
-            raise OutputError(f"--json {path}: is a folder; name a file")
-        if not path.parent.is_dir():
-            raise OutputError(f"--json {path}: there is no folder {path.parent}")
-        if _in_place(path):
-            if not os.access(path, os.W_OK):
-                raise OutputError(f"--json {path}: no permission to write")
-        else:
-            partial = _partial(path)
-            partial.touch()
-            partial.unlink()
-    except OSError as error:
-        raise OutputError(f"--json {path}: cannot be written: {error.strerror or error}") from None
+def stdout() -> Console:
+    """Where reports go."""
+    return _Report() if sys.stdout.isatty() else _Report(width=WITHOUT_A_TERMINAL)
 
 
-def _in_place(path: Path) -> bool:
-    """Whether it is a pipe or /dev/stdout; a file is replaced whole."""
-    return path.exists() and not path.is_file()
+def stderr() -> Console:
+    """Where progress goes."""
+    return Console(stderr=True)
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write the document whole or not at all. Raises `OutputError`."""
-    data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    try:
-        if _in_place(path):
-            path.write_bytes(data)
-            return
-        partial = _partial(path)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"--json {path}: cannot be written: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def _json_too(arguments: argparse.Namespace, document: dict[str, Any]) -> Iterator[None]:
-    """Write what --json asks for after the report, also when nobody reads that to its end."""
-    try:
-        yield
-    finally:
-        if arguments.json is not None:
-            write_json(arguments.json, document)
-
-
-def _options(arguments: argparse.Namespace, mode: str | None, alloc: str | None) -> Options:
-    own = arguments.url is None
-    return Options(
-        file=arguments.file,
-        sessions=arguments.sessions,
-        model=None if own else arguments.model,
-        speed=arguments.speed,
-        concurrency=arguments.concurrency,
-        rate=arguments.rate,
-        mode=mode,
-        alloc=alloc,
-        seed=arguments.seed,
-        timeout=arguments.timeout,
-        engine_args=("--model", arguments.model or ENGINE_MODEL, *arguments.engine_args) if own else (),
-        api_key=arguments.api_key,
-    )
-
-
-@contextlib.asynccontextmanager
-async def _server(
-    arguments: argparse.Namespace, options: Options, console: Console
-) -> AsyncIterator[tuple[str, EngineProcess | None]]:
-    """The given address, or that of an engine that lives as long as this context."""
-    if arguments.url is not None:
-        yield arguments.url, None
-        return
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    async with EngineProcess(options.engine_args, say) as engine:
-        yield engine.url, engine
-
-
-async def _run(
-    trace: Trace,
-    options: Options,
-    server: tuple[str, EngineProcess | None],
-    console: Console,
-    interrupt: Interrupt,
-    label: str = "replay",
-    pace: Pace | None = None,
-) -> tuple[RunResult, ServerError | None]:
-    """One run, and why it ended early if its own engine did: the rest of the trace has nobody to answer it."""
-    url, engine = server
-    death = asyncio.create_task(engine.ended()) if engine is not None else None
-    with interrupt.reported() as stop:
-        if death is not None:
-            death.add_done_callback(lambda task: None if task.cancelled() else stop.set())
-        try:
-            result = await replay(trace, options, url, engine, console, stop, label, pace)
-        finally:
-            if death is not None and not death.done():
-                death.cancel()
-    problem = ServerError(death.result()) if death is not None and death.done() and not death.cancelled() else None
-    return result, problem
-
-
-async def _replay(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
-    options = _options(arguments, arguments.mode, arguments.alloc)
-    console, out = Console(stderr=True), _stdout()
-    pace = Pace(options.speed)
-    if arguments.steer:
-        listen(lambda line: obey(line, pace, console))
-    async with _server(arguments, options, console) as server:
-        result, problem = await _run(trace, options, server, console, interrupt, pace=pace)
-    with _json_too(arguments, result.document()):
-        print_report(result, out, not arguments.no_plots)
-    if problem is not None:
-        raise problem
-    return _exit_code(result)
-
-
-async def _compare(arguments: argparse.Namespace, trace: Trace, interrupt: Interrupt) -> int:
-    console, out = Console(stderr=True), _stdout()
-    results: list[RunResult] = []
-    problem: ServerError | EngineError | EngineStartError | None = None
-    names = [f"{mode}+{alloc}" for mode, alloc in SIDES]
-    for name, (mode, alloc) in zip(names, SIDES, strict=True):
-        if interrupt.stop.is_set():
-            break
-        options = _options(arguments, mode, alloc)
-        try:
-            async with _server(arguments, options, console) as server:
-                result, problem = await _run(trace, options, server, console, interrupt, name)
-                results.append(result)
-        except (ServerError, EngineError, EngineStartError) as error:
-            problem = error
-        except asyncio.CancelledError:
-            if interrupt.again or not results:
-                raise
-        if problem is not None and not results:
-            raise problem
-    cold = "a fresh engine for each side, its prefix cache empty"
-    warm = "one server for both sides: the second found the prefix cache as the first left it"
-    conditions = cold if arguments.url is None else warm
-    documents = [result.document() for result in results]
-    a, b = [*documents, None][:2]
-    ratio = ratios(a, b) if b is not None else {}
-    with _json_too(arguments, {"a": a, "b": b, "ratio": ratio, "conditions": conditions}):
-        if b is not None:
-            print_comparison(results[0], results[1], ratio, (names[0], names[1]), out)
-            out.print(f"Ratio: {names[1]} / {names[0]}. Conditions: {conditions}.", highlight=False)
-        else:
-            out.print(f"{'Interrupted: only' if problem is None else 'Only'} {names[0]} was run.")
-            print_report(results[0], out, not arguments.no_plots)
-    if problem is not None:
-        raise problem
-    return EXIT_INTERRUPTED if interrupt.stop.is_set() else max(_exit_code(result) for result in results)
+def exit_code(run: RunFile) -> int:
+    """Of a command whose run this is."""
+    stopped_by = None if run.end is None else run.end.stopped_by
+    if stopped_by == BY_HAND:
+        return EXIT_INTERRUPTED
+    if stopped_by == ENGINE_ENDED:
+        return EXIT_NO_SERVER
+    failed = any(record.outcome.failed for record in run.records())
+    unfinished = stopped_by is None and any(record.outcome is Outcome.NOT_REACHED for record in run.records())
+    return EXIT_FAILED_TURNS if failed or unfinished else 0
 
 
 def _allow_open_files() -> None:
@@ -222,28 +81,10 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _Report(Console):
-    """Standard output. The library would end the program with exit code 1 when its reader has gone."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def _stdout() -> Console:
-    return _Report() if sys.stdout.isatty() else _Report(width=WITHOUT_A_TERMINAL)
-
-
-def _exit_code(result: RunResult) -> int:
-    if result.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED_TURNS if result.summary["failed"] else 0
-
-
-async def _with_signals(arguments: argparse.Namespace, trace: Trace) -> int:
+async def _with_signals(work: Callable[[Interrupt], Awaitable[int]]) -> int:
     interrupt = Interrupt()
     loop = asyncio.get_running_loop()
-    command = _compare if arguments.command == "compare" else _replay
-    task = asyncio.create_task(command(arguments, trace, interrupt))
+    task = asyncio.ensure_future(work(interrupt))
 
     def on_signal() -> None:
         interrupt.again = interrupt.stop.is_set()
@@ -260,19 +101,14 @@ async def _with_signals(arguments: argparse.Namespace, trace: Trace) -> int:
         return EXIT_INTERRUPTED
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Check the input, then run; every expected error is one line on stderr and an exit code."""
+def execute(work: Callable[[Interrupt], Awaitable[int]]) -> int:
+    """Run a command's work; every expected error is one line on stderr and an exit code."""
     try:
-        if arguments.json is not None:
-            check_writable(arguments.json)
-        trace = read_trace(Path(arguments.file))
-        if arguments.sessions is not None and arguments.sessions > len(trace.sessions):
-            raise TraceError(f"--sessions {arguments.sessions}: {arguments.file} has {len(trace.sessions)} sessions")
         _allow_open_files()
-        return asyncio.run(_with_signals(arguments, trace))
-    except (TraceError, OutputError) as error:
+        return asyncio.run(_with_signals(work))
+    except (TraceError, OutputError, ResultError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except (ServerError, EngineError, EngineStartError) as error:
+    except (ServerError, EngineError, EngineStartError, WorkerError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_NO_SERVER

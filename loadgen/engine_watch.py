@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -39,14 +40,14 @@ async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | Non
         raise EngineError(f"GET {url}/engine/snapshot: {reason(error)}") from None
 
 
-async def set_control(http: aiohttp.ClientSession, url: str, changes: dict[str, str]) -> Control:
+async def set_control(http: aiohttp.ClientSession, url: str, changes: Mapping[str, str | int | float | bool]) -> Control:
     """PATCH /engine/control and check that the changes hold. Raises `EngineError`."""
     where = f"PATCH {url}/engine/control"
     try:
-        async with http.patch(f"{url}/engine/control", json=changes, timeout=CALL_TIMEOUT) as reply:
+        async with http.patch(f"{url}/engine/control", json=dict(changes), timeout=CALL_TIMEOUT) as reply:
             body = await reply.read()
             if reply.status in (404, 405, 501):
-                raise EngineError(f"{where}: the server has no such route; --mode and --alloc need a paged-engine")
+                raise EngineError(f"{where}: the server has no such route; only a paged-engine can be set")
             if reply.status != 200:
                 raise EngineError(f"{where} answered {reply.status}: {body.decode('utf-8', 'replace')[:300]}")
             answer = msgspec.json.decode(body)

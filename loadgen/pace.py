@@ -79,9 +79,9 @@ class Pace:
         stretch = self._stretches[at]
         return stretch.moment + (trace - stretch.trace) / stretch.speed
 
-    async def until(self, trace: float) -> float:
-        """Wait until the trace stands there; returns the moment at which it did."""
-        while (left := self.moment(trace) - clock()) > 0:
+    async def until(self, trace: float, ahead: float = 0.0) -> float:
+        """Wait until the trace stands there, or until `ahead` seconds before; returns the moment when it stands there."""
+        while (left := self.moment(trace) - ahead - clock()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()

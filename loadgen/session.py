@@ -60,7 +60,7 @@ class Setting:
 
 async def _output_tokens(response: Response, setting: Setting) -> tuple[int, TokenSource]:
     """The answer's tokens, and who counted them."""
-    if response.usage is not None:
+    if response.usage is not None and response.usage.completion_tokens is not None:
         return response.usage.completion_tokens, TokenSource.USAGE
     if not response.chunks:
         return 0, TokenSource.NONE
@@ -108,7 +108,7 @@ async def _send(
                 cached_tokens=usage.cached_tokens if usage else None,
                 output_tokens=tokens,
                 token_source=source,
-                streamed=setting.stream,
+                streamed=response.streamed,
                 retries=response.retries,
                 status=response.status,
                 detail=response.detail,
@@ -117,21 +117,30 @@ async def _send(
     return response
 
 
-async def run_session(session: Session, index: int, start: float, setting: Setting) -> None:
-    """Play one session from `start` (seconds of the trace) on, reporting one record for every turn whatever happens.
+async def run_session(
+    session: Session, index: int, arrive: Callable[[], Awaitable[float]], setting: Setting
+) -> None:
+    """Play one session, reporting one record for every turn whatever happens.
 
-    `index` is its place in the trace. A failed turn ends the session: its later turns are reported as not sent.
+    `index` is its place in the trace; `arrive` waits for its arrival and returns the moment of that. A failed turn ends
+    the session: its later turns are reported as not sent.
     """
+    pace = setting.pace
     replies: dict[int, str] = {}
     reported = 0
-    ready = start
+    start = ready = 0.0  # in seconds of the trace, known once it has arrived
     due: float | None = None
     rest = Outcome.NOT_REACHED
     try:
         for number, turn in enumerate(session.turns):
             payload = setting.asker.payload(session, index, number, replies)  # before it is due: it may take a while
-            own = None if turn.at is UNSET else start + max(0.0, turn.at - (session.arrival or 0.0))
-            due = scheduled = await setting.pace.until(ready + turn.think if own is None else own)
+            if number == 0:
+                scheduled = await arrive()
+                start = pace.trace(scheduled)
+            else:
+                own = None if turn.at is UNSET else start + max(0.0, turn.at - (session.arrival or 0.0))
+                scheduled = await pace.until(ready + turn.think if own is None else own)
+            due = scheduled
             setting.tally.due()
             with setting.tally.waiting():
                 await setting.slots.acquire()
@@ -146,7 +155,7 @@ async def run_session(session: Session, index: int, start: float, setting: Setti
                 rest = Outcome.NOT_SENT
                 return
             replies[number] = response.text
-            ready = setting.pace.trace(response.ended if response.ended is not None else clock())
+            ready = pace.trace(response.ended if response.ended is not None else clock())
     finally:
         for number in range(reported, len(session.turns)):
             asked = session.turns[number].output_tokens

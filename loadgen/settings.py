@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     length_scale: float | None = None
     too_long: str = "error"  # "error", "skip", "cut"
+    probe: bool = True  # one small request before the run finds out what the server cannot do
     warmup: str | None = None
     cooldown: str | None = None
     slo: str | None = None

@@ -12,9 +12,7 @@ from contextlib import suppress
 
 from rich.console import Console
 
-from loadgen.cli import positive_float
-from loadgen.client import clock
-from loadgen.pace import Pace
+from loadgen.options import positive_float
 
 _STDIN = 0  # read raw: a thread that waits in sys.stdin would hold its lock when the program ends
 _CHUNK = 4096
@@ -37,7 +35,7 @@ def order(line: str) -> float | None:
     raise SteerError(f"expected 'speed X' or 'stop', got {line[:80]!r}")
 
 
-def obey(line: str, pace: Pace, console: Console) -> None:
+def obey(line: str, set_speed: Callable[[float], None], console: Console) -> None:
     """Do what a line asks for, and tell what holds now. `stop` is Ctrl-C."""
     try:
         speed = order(line)
@@ -47,8 +45,8 @@ def obey(line: str, pace: Pace, console: Console) -> None:
     if speed is None:
         signal.raise_signal(signal.SIGINT)
         return
-    pace.set_speed(speed, clock())
-    console.print(f"steer: speed {pace.speed:g}", highlight=False, soft_wrap=True)
+    set_speed(speed)
+    console.print(f"steer: speed {speed:g}", highlight=False, soft_wrap=True)
 
 
 def listen(take: Callable[[str], None]) -> None:

@@ -44,6 +44,7 @@ def run_options(parser: argparse.ArgumentParser) -> OptionAdder:
     add("--tokenizer", unicode_text, None, "tokenizer.json, its folder, or 'server' (default: if needed)", metavar="PATH")
     add("--no-ignore-eos", yes_or_no, False, "let answers end before their recorded length")
     add("--no-stream", yes_or_no, False, "ask for whole answers: only E2E is measured")
+    add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
     add("--extra-body", _json_object, {}, "more fields of each request's body, as JSON", metavar="JSON")
     add("--speed", positive_float, 1.0, "divide arrival and think times by X (default: 1)", metavar="X")
     add("--arrivals", _arrivals, None, "recorded, poisson:R, gamma:R,burstiness=B, constant:R, ramp:A..B,over=S, "
@@ -94,6 +95,7 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         control=control or {},
         endpoint=arguments.endpoint,
         stream=not arguments.no_stream,
+        probe=not arguments.no_probe,
         ignore_eos=not arguments.no_ignore_eos,
         extra_body=arguments.extra_body,
         tokenizer=arguments.tokenizer,
@@ -167,6 +169,14 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the input, then run."""
-    from loadgen.command import run as play
+    from loadgen.command import execute
+    from loadgen.replay import replay
 
-    return play(arguments)
+    settings = settings_of(arguments, control_of(arguments))
+    return execute(lambda interrupt: replay(settings, arguments, interrupt))
+
+
+def control_of(arguments: argparse.Namespace) -> dict[str, str | int | float | bool]:
+    """What --mode and --alloc ask of the engine."""
+    named = {"batching": arguments.mode, "allocation": arguments.alloc}
+    return {name: value for name, value in named.items() if value is not None}

@@ -1,0 +1,93 @@
+"""What of a trace a run plays: its first sessions, scaled, without requests that the server's context cannot take.
+
+Client processes and the look at a trace before its run go through the same, so that they mean the same sessions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from msgspec import UNSET
+
+from loadgen.arrivals import Arrivals, Recorded, Users
+from loadgen.settings import Settings
+from loadgen.traces.formats import Format, TraceFile, open_trace
+from loadgen.traces.model import Header, Session, TraceError
+from loadgen.traces.scale import fit, scaled, scaled_header
+
+SAY_EVERY = 5.0  # seconds
+
+
+def trace_of(settings: Settings) -> TraceFile:
+    """The trace of a run. Raises `TraceError`."""
+    try:
+        format = None if settings.format is None else Format(settings.format)
+    except ValueError:
+        raise TraceError(f"--format {settings.format}: allowed are {', '.join(Format)}") from None
+    return open_trace(Path(settings.file), format, skip_bad=settings.skip_bad)
+
+
+def header_of(trace: TraceFile, settings: Settings) -> Header:
+    """Its header, as the run has it. Raises `TraceError`."""
+    return trace.header if settings.length_scale is None else scaled_header(trace.header, settings.length_scale)
+
+
+def played(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[tuple[int, Session]]:
+    """The sessions to play with their places in the trace; `limit` is the server's context in tokens.
+
+    Raises `TraceError` for one that does not fit, unless such are left out or cut.
+    """
+    sessions: Iterator[Session] = islice(trace.sessions(), settings.sessions)
+    if settings.length_scale is not None:
+        sessions = scaled(sessions, trace.header, settings.length_scale)
+    for index, session in enumerate(sessions):
+        fitting = session if limit is None else fit(session, limit, settings.too_long)
+        if fitting is not None:
+            yield index, fitting
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """A trace read once before it is played: that it can be, and how much it is."""
+
+    sessions: int
+    turns: int
+    left_out: int  # sessions, for the server's context
+    bad_lines: int
+    text_unknown: bool  # some turns give only lengths: their text is made
+    replies_uncounted: bool  # some turns give the answer's text, not its tokens
+    texts: bool  # some turns are chats
+
+
+def survey(
+    trace: TraceFile, settings: Settings, limit: int | None, arrivals: Arrivals | Users, say: Callable[[str], None]
+) -> Survey:
+    """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
+    sessions = turns = last = 0
+    text_unknown = replies_uncounted = texts = False
+    said = time.monotonic()
+    for index, session in played(trace, settings, limit):
+        if session.arrival is None and isinstance(arrivals, Recorded):
+            raise TraceError(
+                f"{trace.path}: has no times: say when its sessions arrive, with --rate R, --users N or --arrivals SPEC"
+            )
+        sessions += 1
+        turns += len(session.turns)
+        last = index
+        for turn in session.turns:
+            text_unknown = text_unknown or turn.input_tokens is not UNSET
+            texts = texts or turn.user is not UNSET
+            replies_uncounted = replies_uncounted or (turn.output_tokens is UNSET and turn.reply is not UNSET)
+        if time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            say(f"reading {trace.path}: {sessions:,} sessions, {turns:,} turns so far")
+    total = last + 1 if sessions else 0
+    if settings.sessions is not None and settings.sessions > total and not trace.bad.count and sessions == total:
+        raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {total} sessions")
+    if not sessions:
+        raise TraceError(f"{trace.path}: has no session to play")
+    return Survey(sessions, turns, total - sessions, trace.bad.count, text_unknown, replies_uncounted, texts)

@@ -1,0 +1,181 @@
+"""What one client process plays: its share of a trace's sessions, each at its moment, to their end or to a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, tee
+from pathlib import Path
+
+import msgspec
+
+from loadgen.arrivals import Arrivals, Recorded, Users, parse_arrivals
+from loadgen.asking import Asker
+from loadgen.client import clock, open_http
+from loadgen.live.tally import Tally
+from loadgen.outcome import RequestRecord
+from loadgen.pace import Pace
+from loadgen.played import header_of, played, trace_of
+from loadgen.results.run_file import RunFile
+from loadgen.server import ServerFacts
+from loadgen.session import Budget, Setting, run_session
+from loadgen.settings import Settings
+from loadgen.text.tokenizer import open_tokenizer
+from loadgen.text.vocabulary import Vocabulary
+from loadgen.traces.model import Session
+
+LOOKAHEAD = 1.0  # seconds before its arrival in which a session's first request is written
+MOST_QUEUED = 10_000  # sessions that wait for a slot; the rest wait in the trace, their moments known
+_NO_LIMIT = 2**31
+
+_Arrive = Callable[[], Awaitable[float]]
+_One = Callable[[Session, int, _Arrive], Awaitable[None]]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part of a run: every `workers`-th session from the `worker`-th on, of those not done before."""
+
+    settings: Settings
+    facts: ServerFacts
+    vocabulary: Vocabulary | None
+    worker: int = 0
+    workers: int = 1
+    resumes: str | None = None  # the run's file, whose finished sessions are left out
+
+    def share(self, amount: int) -> int:
+        """This process's part of an amount that all of them make together."""
+        return amount // self.workers + (self.worker < amount % self.workers)
+
+
+@dataclass(slots=True)
+class Controls:
+    """What can be changed while it plays: how fast, how many more requests, and whether to drop what runs."""
+
+    pace: Pace
+    budget: Budget = field(default_factory=lambda: Budget(float("inf")))
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def drain(self) -> None:
+        """Send nothing more; what runs comes to its end."""
+        self.budget.left = 0
+
+
+def _left(job: Job) -> Iterator[tuple[int, Session]]:
+    """What is to be played, with places in the trace: all sessions, or those that an interrupted run has not ended."""
+    over = RunFile.read(Path(job.resumes)).final_turns() if job.resumes else {}
+    for index, session in played(trace_of(job.settings), job.settings, job.facts.max_model_len):
+        if over.get(index, 0) < len(session.turns):
+            yield index, session
+
+
+def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals | Users) -> Iterator[tuple[int, Session, float]]:
+    """Sessions with their place in the trace, and when they start (0 where users take them)."""
+    if isinstance(arrivals, Users):
+        return ((index, session, 0.0) for index, session in sessions)
+    ours, theirs = tee(sessions)
+    times = arrivals.times(session.arrival for _, session in theirs)
+    return ((index, session, time) for (index, session), time in zip(ours, times, strict=False))
+
+
+async def _open_loop(
+    feed: Iterator[tuple[int, Session, float]], by: Pace, setting: Setting, one: _One
+) -> None:
+    """Start each session at its moment, whatever became of the others."""
+    async with asyncio.TaskGroup() as group:
+        for index, session, start in feed:
+            await by.until(start, LOOKAHEAD)
+            while setting.tally.queued > MOST_QUEUED and setting.budget.left >= 1:
+                await asyncio.sleep(0.01)
+            if setting.budget.left < 1:
+                break
+
+            async def arrive(start: float = start) -> float:
+                return await by.until(start)
+
+            group.create_task(one(session, index, arrive))
+
+
+async def _closed_loop(
+    feed: Iterator[tuple[int, Session, float]], users: Users, job: Job, begin: float, setting: Setting, one: _One
+) -> None:
+    """Each user plays one session after the other, and thinks between them."""
+
+    async def user(ready: float) -> None:
+        for index, session, _ in feed:
+
+            async def arrive(moment: float = ready) -> float:
+                await asyncio.sleep(max(0.0, moment - clock()))
+                return moment
+
+            await one(session, index, arrive)
+            if setting.budget.left < 1:
+                return
+            ready = clock() + users.think / setting.pace.speed
+
+    async with asyncio.TaskGroup() as group:
+        for start in islice(users.starts(), job.worker, None, job.workers):
+            group.create_task(user(begin + start))
+
+
+async def play(
+    job: Job,
+    controls: Controls,
+    tally: Tally,
+    report: Callable[[RequestRecord], None],
+    begin: float,
+    zero: float,
+    api_key: str | None = None,
+) -> None:
+    """Play the job's sessions from the moment `begin` on, until all have ended or `controls.stop` is set.
+
+    Records count from `zero`: a run that goes on after a pause has begun before. Whoever holds `controls` may change
+    the speed and drain it meanwhile. Every turn of a session that began has been reported when it returns.
+    """
+    settings = job.settings
+    arrivals = parse_arrivals(settings.arrivals, settings.seed)
+    by = controls.pace if isinstance(arrivals, Recorded) else Pace(1.0)
+    for pace in {controls.pace, by}:
+        pace.begin(begin)
+    slots = _NO_LIMIT if settings.concurrency is None else job.share(settings.concurrency)
+    async with open_http(api_key) as http:
+        tokenizer = open_tokenizer(settings.tokenizer, http, job.facts) if settings.tokenizer else None
+
+        async def count_tokens(text: str) -> int:
+            assert tokenizer is not None
+            return (await tokenizer.count([text]))[0]
+
+        setting = Setting(
+            http=http,
+            url=job.facts.url,
+            asker=Asker(header_of(trace_of(settings), settings), job.facts, settings, job.vocabulary),
+            pace=controls.pace,
+            timeout=settings.timeout,
+            retries=settings.retries,
+            stream=settings.stream,
+            slots=asyncio.Semaphore(slots),
+            budget=controls.budget,
+            tally=tally,
+            zero=zero,
+            report=report,
+            count_tokens=count_tokens if tokenizer is not None else None,
+        )
+
+        async def one(session: Session, index: int, arrive: _Arrive) -> None:
+            await run_session(session, index, arrive, setting)
+            tally.session_done()
+
+        feed = islice(_timed(_left(job), arrivals), job.worker, None, job.workers)
+        if isinstance(arrivals, Users):
+            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, begin, setting, one))
+        else:
+            playing = asyncio.create_task(_open_loop(feed, by, setting, one))
+        stopper = asyncio.create_task(controls.stop.wait())
+        try:
+            await asyncio.wait({playing, stopper}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (playing, stopper):
+                task.cancel()
+            await asyncio.wait({playing, stopper})
+        if not playing.cancelled() and (problem := playing.exception()) is not None:
+            raise problem.exceptions[0] if isinstance(problem, ExceptionGroup) else problem
