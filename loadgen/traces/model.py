@@ -76,10 +76,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     turns: Annotated[tuple[Turn, ...], Meta(min_length=1)]
     conversation: str | UnsetType = UNSET
     turn: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    labels: dict[str, str | int | float] = {}
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The first line: system prompts by name, sampling temperature of all turns, where it is from, tokens of a hash id."""
+    """The first line: system prompts by name, the sampling temperature of all turns, where the trace is from.
+
+    `block_size` is the tokens that a hash id names.
+    """
 
     format: str
     version: int
@@ -96,6 +100,7 @@ class TurnInput(msgspec.Struct, frozen=True):
     user: str
 
 
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # that people hash by
 WAYS = ("user", "regenerates", "input_tokens", "request")
 
 
@@ -127,12 +132,38 @@ def check_turn(turn: Turn, index: int, header: Header) -> None:
             raise ValueError(f"{where}.hash_ids: not allowed without input_tokens")
         if header.block_size is UNSET:
             raise ValueError(f"{where}.hash_ids: the header has no block_size, the tokens that an id names")
-        blocks = -(-turn.input_tokens // header.block_size)
-        if len(turn.hash_ids) != blocks:
-            raise ValueError(
-                f"{where}.hash_ids: must hold {blocks} ids, one for each {header.block_size} tokens of "
-                f"{turn.input_tokens}, got {len(turn.hash_ids)}"
-            )
+        check_blocks(turn.hash_ids, turn.input_tokens, header.block_size, f"{where}.hash_ids")
+
+
+def check_blocks(hash_ids: tuple[int, ...], input_tokens: int, block_size: int, field: str = "hash_ids") -> None:
+    """Raises `ValueError` that names a block size that fits, unless there is one id for each block of a prompt."""
+    blocks = -(-input_tokens // block_size)
+    if len(hash_ids) == blocks:
+        return
+    text = f"{field}: must hold {blocks} ids, one for each {block_size} tokens of {input_tokens}, got {len(hash_ids)}"
+    fitting = [size for size in BLOCK_SIZES if -(-input_tokens // size) == len(hash_ids)]
+    raise ValueError(f"{text}; a block size of {fitting[0]} would fit" if fitting else text)
+
+
+def check_session(session: Session, header: Header) -> None:
+    """Raises `ValueError` that names the field, unless a session keeps the rules that its types do not say."""
+    if header.version == 1:
+        for name in ("system", "arrival"):
+            if getattr(session, name) is None:
+                raise ValueError(f"{name}: missing")
+    if session.system is not None and session.system not in header.systems:
+        known = ", ".join(f'"{name}"' for name in header.systems) or "none"
+        raise ValueError(f'system: "{session.system}" is not in the header; allowed are {known}')
+    latest = session.arrival
+    for index, turn in enumerate(session.turns):
+        check_turn(turn, index, header)
+        if turn.at is not UNSET:
+            if latest is None:
+                raise ValueError(f"turns[{index}].at: not allowed in a session without arrival")
+            if turn.at < latest or (index == 0 and turn.at != latest):
+                raise ValueError(f"turns[{index}].at: {turn.at} is not in order; the moment before it is {latest}")
+            latest = turn.at
+    turn_inputs(session)
 
 
 def turn_inputs(session: Session) -> tuple[TurnInput | None, ...]:

@@ -1,0 +1,79 @@
+"""Azure's comma-separated values of 2023 and 2024: dates with up to seven decimal places, and lengths.
+
+The format is that of the public repository Azure/AzurePublicDataset. The files of 2024 say the time zone, and leave
+the decimal places out where they are 0. A date is counted in whole steps of 100 ns, which a float cannot hold.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec import UNSET
+
+from loadgen.traces.model import Session
+from loadgen.traces.reading import Format, Reader, ReadOptions
+from loadgen.traces.rows import Columns, whole
+
+TIME, INPUT, OUTPUT = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
+TICKS = 10_000_000  # in a second
+
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1)
+
+
+def minute_ticks(minute: str, zone: str) -> int:
+    """A date to the minute, in steps of 100 ns from 1970 on, UTC. Raises `ValueError`."""
+    moment = datetime.fromisoformat(minute)
+    if zone not in ("", "Z"):
+        digits = zone[1:].replace(":", "")
+        offset = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+        moment = (moment - (offset if zone[0] == "+" else -offset)).replace(tzinfo=None)
+    return (moment - _EPOCH) // timedelta(seconds=1) * TICKS
+
+
+def date(ticks: int) -> str:
+    """The date as the files of 2023 have it."""
+    moment = _EPOCH + timedelta(seconds=ticks // TICKS)
+    return f"{moment.isoformat(sep=' ')}.{ticks % TICKS:07d}"
+
+
+class AzureReader(Reader):
+    """Each row is a session of one turn, named by its line. The recipe's `start` is the first date."""
+
+    format = Format.AZURE
+    time_field = TIME
+    has_head = True
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._minute: tuple[tuple[str, str], int] = (("", ""), 0)
+        self._start: int | None = None
+
+    def begin(self, record: bytes) -> None:
+        self._columns = Columns(record, (TIME, INPUT, OUTPUT), ())
+
+    def ticks(self, text: str) -> int:
+        match = _DATE.fullmatch(text)
+        if not match:
+            raise ValueError(f"{TIME}: expected a date like 2023-11-16 18:15:46.6805900, got {text!r}")
+        minute, second, fraction, zone = match.groups("")
+        if self._minute[0] != (minute, zone):
+            try:
+                self._minute = (minute, zone), minute_ticks(minute, zone)
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"{TIME}: no such date: {text!r} ({error})") from None
+        if int(second) > 59:
+            raise ValueError(f"{TIME}: no such date: {text!r}")
+        return self._minute[1] + int(second) * TICKS + round(int(fraction.ljust(9, "0")) / 100)
+
+    def read(self, line: int, record: bytes) -> Session | None:
+        self.line = line
+        row = self._columns.row(record)
+        ticks = self.ticks(row[TIME])
+        turn = self.prompt(whole(row, INPUT), whole(row, OUTPUT), UNSET)
+        if self._start is None:
+            self._start = ticks
+            self.header = msgspec.structs.replace(self.header, recipe={**self.header.recipe, "start": date(ticks)})
+        return Session(session=str(line), arrival=(ticks - self._start) / TICKS, turns=(turn,))

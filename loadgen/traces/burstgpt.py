@@ -1,0 +1,60 @@
+"""BurstGPT's comma-separated values: times in seconds, lengths, and in its later version which session a request is of.
+
+The format is that of the public repository HPMLL/BurstGPT. A record with 0 response tokens is a request that failed:
+it was no load of the length it says, so it is left out, and counted.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from loadgen.traces.model import Session
+from loadgen.traces.reading import Format, Reader, ReadOptions, Recent, TimeUnit
+from loadgen.traces.rows import Columns, number, whole
+
+TIME, INPUT, OUTPUT, TOTAL = "Timestamp", "Request tokens", "Response tokens", "Total tokens"
+SESSION, ELAPSED, MODEL, LOG = "Session ID", "Elapsed time", "Model", "Log Type"
+FAILED = "0 response tokens: the request failed"
+
+
+class BurstGPTReader(Reader):
+    """Each row is a session of one turn, named by its line; one session id's rows are a conversation."""
+
+    format = Format.BURSTGPT
+    time_field = TIME
+    has_head = True
+    time_unit = TimeUnit.SECONDS
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._turns: Recent[str, int] = Recent()
+
+    def begin(self, record: bytes) -> None:
+        self._columns = Columns(record, (TIME, INPUT, OUTPUT), (SESSION, ELAPSED, MODEL, TOTAL, LOG))
+
+    def read(self, line: int, record: bytes) -> Session | None:
+        self.line = line
+        row = self._columns.row(record)
+        arrival = self.seconds(number(row, TIME))
+        output = whole(row, OUTPUT, least=0)
+        if output == 0:
+            self.left_out[FAILED] += 1
+            return None
+        tokens = whole(row, INPUT)
+        if TOTAL in row and whole(row, TOTAL, most=20_000_000) != tokens + output:
+            raise ValueError(f"{TOTAL}: must be {tokens + output}, {INPUT} and {OUTPUT} together, got {row[TOTAL]}")
+        labels: dict[str, str | int | float] = {name: row[name] for name in (MODEL, LOG) if name in row}
+        if row.get(ELAPSED):
+            labels[ELAPSED] = number(row, ELAPSED)
+        conversation = row.get(SESSION)
+        place = 0
+        if conversation:
+            place = self._turns[conversation] = self._turns.get(conversation, 0) + 1
+        return Session(
+            session=str(line),
+            arrival=arrival,
+            turns=(self.prompt(tokens, output, UNSET),),
+            conversation=conversation or UNSET,
+            turn=place or UNSET,
+            labels=labels,
+        )
