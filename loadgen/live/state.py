@@ -1,4 +1,4 @@
-"""One moment of a run as immutable data: everything the live screen, the plain lines and the stop rules know.
+"""One moment of a run as data that stays as it is: everything the live screen, the plain lines and the stop rules know.
 
 All of it was counted or measured. Amounts are since the run's beginning, so that rates come from any two states.
 """
@@ -8,23 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from loadgen.metrics.histogram import Histogram
 from loadgen.outcome import Outcome
 from loadgen.self_watch import SelfFigures
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Milliseconds of the requests that have ended. A percentile is None while it falls among the failures."""
-
-    count: int  # measured
-    failures: int  # that gave none, and count as infinitely slow
-    total: float  # of the measured ones
-    p50: float | None
-    p90: float | None
-    p99: float | None
-
-
-NOTHING = Latency(0, 0, 0.0, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +19,7 @@ class RunState:
 
     Turns become due; then they wait for a slot (`queued`) until they are `sent`, are `in_flight`, and end as completed
     or failed. Tokens are those of completed turns, as their token source counts them; `chunks` are all that have come,
-    `ended_chunks` those of turns that have ended. `latencies` are by the names of `loadgen.metrics`.
+    `ended_chunks` those of turns that have ended. `latencies` are milliseconds, by the names of their metrics.
     """
 
     label: str
@@ -52,7 +38,7 @@ class RunState:
     output_tokens: int = 0
     chunks: int = 0
     ended_chunks: int = 0
-    latencies: Mapping[str, Latency] = {}
+    latencies: Mapping[str, Histogram] = {}
     speeds: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (elapsed, the speed from then on)
     stopping: str | None = None  # why it ends early
     processes: tuple[SelfFigures, ...] = ()  # what each client process needed so far
@@ -83,10 +69,6 @@ class RunState:
     def speed(self) -> float:
         """Trace seconds in a second."""
         return self.speeds[-1][1]
-
-    def latency(self, name: str) -> Latency:
-        """The latencies of a name of `loadgen.metrics.METRICS`."""
-        return self.latencies.get(name, NOTHING)
 
     @property
     def share(self) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from loadgen.live.state import Latency, RunState
-from loadgen.metrics.histogram import Histogram
-from loadgen.metrics.latency import latencies
+from loadgen.live.state import RunState
+from loadgen.metrics.latency import Distributions
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.self_watch import SelfFigures
 
@@ -80,8 +78,8 @@ class Tally:
         return Counts(self._due, self._sent, self._in_flight, self._queued, self._chunks, self._sessions_done)
 
 
-LATENCIES = ("ttft", "ttft_scheduled", "tpot", "itl", "e2el", "e2el_scheduled", "send_lag")
-_WHOLE_REQUEST = frozenset({"ttft", "ttft_scheduled", "e2el", "e2el_scheduled"})  # infinite where a request failed
+# What is shown live. Without the gaps between chunks: TPOT tells the same, and there is one gap for each token.
+LATENCIES = ("ttft", "ttft_scheduled", "tpot", "e2el", "e2el_scheduled", "send_lag")
 
 
 class Progress:
@@ -108,7 +106,7 @@ class Progress:
         self._completed = self._input_tokens = self._output_tokens = self._ended_chunks = 0
         self._failures = Counter[Outcome]()
         self._first_failures: dict[Outcome, str] = {}
-        self._latencies = {name: Histogram() for name in LATENCIES}
+        self._latencies = Distributions()
 
     def set_speed(self, speed: float, now: float) -> None:
         """The trace goes by another speed from the moment `now` on."""
@@ -125,7 +123,7 @@ class Progress:
         elif record.outcome.failed:
             self._failures[record.outcome] += 1
             self._first_failures.setdefault(record.outcome, record.detail)
-        self._measure(record)
+        self._latencies.add(record)
 
     def state(self, now: float, counts: Sequence[Counts], processes: Sequence[SelfFigures] = ()) -> RunState:
         """The run at a moment of the clock, with what its client processes have counted and needed up to then."""
@@ -147,26 +145,10 @@ class Progress:
             output_tokens=self._output_tokens,
             chunks=together.chunks,
             ended_chunks=self._ended_chunks,
-            latencies={name: _latency(histogram) for name, histogram in self._latencies.items()},
+            latencies={name: self._latencies.of[name].copy() for name in LATENCIES},
             speeds=tuple(self._speeds),
             stopping=self.stopping,
             processes=tuple(processes),
             last_turn=self.last_turn,
             last_second=self.last_second,
         )
-
-    def _measure(self, record: RequestRecord) -> None:
-        measured = latencies(record)
-        for name, histogram in self._latencies.items():
-            value = getattr(measured, name)
-            if isinstance(value, tuple):
-                histogram.extend(value)
-            elif value is not None:
-                histogram.add(value)
-            elif record.outcome.failed and name in _WHOLE_REQUEST:
-                histogram.add(math.inf)
-
-
-def _latency(histogram: Histogram) -> Latency:
-    p50, p90, p99 = histogram.percentiles((50, 90, 99))
-    return Latency(histogram.count, histogram.infinite, histogram.total, p50, p90, p99)

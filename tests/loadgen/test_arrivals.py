@@ -38,7 +38,7 @@ def gaps(times: Sequence[float]) -> list[float]:
 
 
 def kolmogorov(values: Sequence[float], distribution: Callable[[float], float]) -> float:
-    """sqrt(n) times the largest distance of the sample from a distribution that it has: over 2.2 once in 8,000 draws."""
+    """sqrt(n) times the largest distance of the sample from a distribution that it has: above 2.2 once in 8,000."""
     n = len(values)
     ordered = [distribution(value) for value in sorted(values)]
     farthest = max(max((at + 1) / n - expected, expected - at / n) for at, expected in enumerate(ordered))
