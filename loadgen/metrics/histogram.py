@@ -9,7 +9,6 @@ Histograms of parts of a run, of workers or of repeats merge into that of the wh
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ RELATIVE_ERROR = 2.0**-11  # 0.049 %
 LARGEST = 1e150  # the square of a larger one is not a number any more
 # Times this and back leaves the first 53 - 42 bits, rounded to nearest (Dekker 1971, Veltkamp's splitting).
 _SPLIT = 2.0**42 + 1
-_LONG = 40  # from here on numpy is faster than a loop
+_LONG = 24  # from here on numpy is faster than a loop
 
 
 class Histogram(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -74,7 +73,9 @@ class Histogram(msgspec.Struct, kw_only=True, omit_defaults=True):
         if not (low >= -LARGEST and high <= LARGEST):
             raise ValueError(f"extend takes finite numbers up to {LARGEST:g}")
         scaled = taken * _SPLIT
-        self._count(Counter((scaled - (scaled - taken)).tolist()))
+        counts, known = self.counts, self.counts.get
+        for value in (scaled - (scaled - taken)).tolist():
+            counts[value] = known(value, 0) + 1
         total = float(taken.sum())
         distances = taken - total / taken.size
         self._join(taken.size, total, float(distances @ distances), low, high)
@@ -84,17 +85,13 @@ class Histogram(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.infinite += other.infinite
         if other.minimum is None or other.maximum is None:
             return
-        self._count(other.counts)
+        for value, count in other.counts.items():
+            self.counts[value] = self.counts.get(value, 0) + count
         self._join(other.count, other.total, other.squares, other.minimum, other.maximum)
 
     def copy(self) -> Histogram:
         """What it holds now, whatever is added later."""
         return msgspec.structs.replace(self, counts=dict(self.counts))
-
-    def _count(self, counts: dict[float, int]) -> None:
-        mine = self.counts
-        for value, count in counts.items():
-            mine[value] = mine.get(value, 0) + count
 
     def _join(self, count: int, total: float, squares: float, low: float, high: float) -> None:
         """The sums of the values here and of `count` others (Chan, Golub, LeVeque 1979)."""
@@ -155,12 +152,12 @@ class Histogram(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def _at(self, ranks: Sequence[int]) -> list[float]:
         """The values at ascending places from 0 in the order of all values."""
-        buckets = iter(self.buckets())
+        buckets = iter(sorted(self.counts))
         value, passed = -math.inf, 0
         found = []
         for rank in ranks:
             while passed <= rank and (bucket := next(buckets, None)) is not None:
-                value, passed = bucket[0], passed + bucket[1]
+                value, passed = bucket, passed + self.counts[bucket]
             found.append(self._true(rank, value) if rank < passed else math.inf)
         return found
 

@@ -49,7 +49,7 @@ def latencies(record: RequestRecord) -> Latencies:
     return Latencies(
         ttft=(first - sent) * 1000 if streamed else None,
         tpot=(last - first) * 1000 / (tokens - 1) if streamed and whole and tokens > 1 else None,
-        itl=tuple((after - before) * 1000 for before, after in pairwise(chunks)) if streamed else (),
+        itl=tuple([(after - before) * 1000 for before, after in pairwise(chunks)]) if streamed else (),
         e2el=(last - sent) * 1000 if whole else None,
         ttft_scheduled=(first - scheduled) * 1000 if streamed else None,
         e2el_scheduled=(last - scheduled) * 1000 if whole else None,

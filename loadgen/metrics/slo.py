@@ -40,7 +40,7 @@ class Slo:
         return tuple(_kept(name, limit, record, measured) for name, limit in self.limits)
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={limit:g}ms" for name, limit in self.limits)
+        return ",".join(f"{name}={limit:.15g}ms" for name, limit in self.limits)
 
 
 def overall(verdicts: tuple[bool | None, ...]) -> bool | None:

@@ -1,31 +1,20 @@
-"""The figures against numbers worked out by hand."""
+"""The figures against numbers worked out by hand, and over any requests against plain sums."""
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from loadgen.metrics.slo import Slo, parse_slo
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.metrics.histogram import RELATIVE_ERROR
+from loadgen.metrics.slo import parse_slo
 from loadgen.metrics.summary import Figures, summarize
 from loadgen.metrics.window import Window
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
-
-
-def record(**changes: object) -> RequestRecord:
-    base: dict[str, object] = {
-        "session": "s",
-        "index": 0,
-        "turn": 0,
-        "asked_output": 3,
-        "scheduled": 10.0,
-        "outcome": Outcome.COMPLETED,
-        "sent": 10.5,
-        "chunks": (11.0, 11.25, 12.0),
-        "ended": 12.5,
-        "token_source": TokenSource.USAGE,
-        "input_tokens": 20,
-        "output_tokens": 3,
-    }
-    return RequestRecord(**{**base, **changes})  # type: ignore[arg-type]
+from tests.loadgen.metrics.records import record, records
 
 
 def test_one_request_by_hand() -> None:
@@ -149,3 +138,144 @@ def test_itl_is_pooled_over_requests() -> None:
         750.0,
         1000.0,
     )
+
+
+def figures(served: list[RequestRecord], slo: str = "ttft=1s,e2e=5s") -> Figures:
+    taken = Figures(parse_slo(slo))
+    for one in served:
+        taken.add(one)
+    return taken
+
+
+def test_goodput_by_hand() -> None:
+    fast, slow = record(), record(sent=10.0, index=1)  # TTFT 500 and 1000 ms, E2E 1500 and 2000 ms
+    failed = record(index=2, outcome=Outcome.TIMEOUT, ended=12.5)
+    summary = summarize([fast, slow, failed], parse_slo("ttft=600ms,e2e=2s"))
+    assert summary["slo"] == {"ttft": 600.0, "e2el": 2000.0}
+    assert (summary["slo_met"], summary["slo_missed"]) == (1, 2)
+    assert summary["goodput"] == 1 / 2.5
+    assert summary["slo_attainment"] == pytest.approx(1 / 3)
+    assert summary["slo_attainment_by_limit"] == {"ttft": pytest.approx(1 / 3), "e2el": pytest.approx(2 / 3)}
+
+
+def test_goodput_counts_no_request_of_which_nobody_can_tell() -> None:
+    early = record(outcome=Outcome.INTERRUPTED, chunks=(), ended=10.6)
+    late = record(outcome=Outcome.INTERRUPTED, chunks=(), ended=20.0)
+    waiting = record(outcome=Outcome.NOT_REACHED, sent=None, chunks=(), ended=None)
+    summary = summarize([record(), early, late, waiting], parse_slo("ttft=1s"))
+    assert (summary["slo_met"], summary["slo_missed"], summary["slo_attainment"]) == (1, 1, 0.5)
+    alone = summarize([early], parse_slo("ttft=1s"))
+    assert (alone["goodput"], alone["slo_attainment"]) == (None, None)
+
+
+def test_without_limits_there_is_no_goodput() -> None:
+    summary = summarize([record()])
+    assert (summary["slo"], summary["goodput"], summary["slo_attainment"]) == (None, None, None)
+
+
+def test_an_answer_in_one_piece_has_an_e2e_alone() -> None:
+    whole = record(streamed=False, chunks=(12.0,))
+    failed = record(streamed=False, chunks=(), outcome=Outcome.CONNECTION)
+    summary = summarize([whole, failed])
+    assert (summary["mean_e2el_ms"], summary["count_e2el"], summary["p99_e2el_ms"]) == (1500.0, 1, None)
+    assert [summary[f"count_{name}"] for name in ("ttft", "tpot", "itl", "ttft_scheduled")] == [0, 0, 0, 0]
+    assert summary["output_tokens_per_chunk"] is None
+    assert summary["output_throughput"] == 1.5
+
+
+def test_tokens_that_were_asked_cached_and_tried_again() -> None:
+    summary = summarize(
+        [
+            record(asked_input=20, cached_tokens=15),
+            record(asked_input=21, cached_tokens=5, retries=2),
+            record(asked_input=20, asked_output=4, input_tokens=None),
+            record(outcome=Outcome.HTTP_ERROR, chunks=(), cached_tokens=9, asked_input=1, asked_output=1, retries=1),
+        ]
+    )
+    assert (summary["asked_input_mismatches"], summary["other_length_than_asked"]) == (1, 1)
+    assert (summary["cached_tokens"], summary["hit_rate"]) == (20, 0.5)
+    assert summary["retries"] == 3
+    assert summary["output_tokens_per_chunk"] == 1.0
+    untold = summarize([record()])
+    assert (untold["cached_tokens"], untold["hit_rate"]) == (None, None)
+
+
+def test_what_is_outside_the_window_is_counted_apart() -> None:
+    cold = record(sent=10.0)
+    late = record(sent=11.0, index=1)
+    summary = summarize([cold, record(), late], window=Window(10.2, 10.8))
+    assert (summary["turns"], summary["warmup_requests"], summary["cooldown_requests"]) == (1, 1, 1)
+    assert (summary["mean_ttft_ms"], summary["duration"], summary["sessions"]) == (500.0, 2.0, 1)
+
+
+def test_repeats_add_their_times_and_their_sessions() -> None:
+    one = summarize([record(), record(index=1, outcome=Outcome.CUT)])
+    both = figures([record(), record(index=1, outcome=Outcome.CUT)])
+    both.merge(figures([record(), record(index=1, outcome=Outcome.CUT)]))
+    summary = both.summary()
+    assert (summary["duration"], summary["sessions"], summary["sessions_completed"]) == (4.0, 4, 2)
+    assert (summary["completed"], summary["failures"]) == (2, {"stream cut off": 2})
+    assert summary["output_throughput"] == one["output_throughput"]
+    assert summary["count_itl"] == 4
+
+
+def test_other_limits_do_not_merge() -> None:
+    with pytest.raises(ValueError, match=r"ttft=1000ms,e2el=5000ms and with ttft=1000ms do not merge"):
+        figures([]).merge(figures([], "ttft=1s"))
+
+
+@given(st.lists(st.lists(records(), max_size=8), min_size=3, max_size=3))
+def test_merging_is_associative_and_commutative(runs: list[list[RequestRecord]]) -> None:
+    def merged(*all_of_them: Figures) -> Figures:
+        into = Figures(parse_slo("ttft=1s,e2e=5s"))
+        for one in all_of_them:
+            into.merge(one)
+        return into
+
+    def same(one: dict[str, object], other: dict[str, object]) -> None:
+        assert list(one) == list(other)
+        for name, value in one.items():
+            assert other[name] == (pytest.approx(value, rel=1e-9, abs=1e-6) if isinstance(value, float) else value), (
+                name
+            )
+
+    a, b, c = (figures(run) for run in runs)
+    same(merged(merged(a, b), c).summary(), merged(a, merged(b, c)).summary())
+    same(merged(a, b).summary(), merged(b, a).summary())
+    same(merged(a).summary(), a.summary())
+
+
+@given(st.lists(records(), max_size=30))
+def test_every_request_is_counted_once(served: list[RequestRecord]) -> None:
+    summary = figures(served).summary()
+    outcomes = Counter(one.outcome for one in served)
+    counted = [summary[name] for name in ("completed", "failed", "interrupted", "not_reached")]
+    assert sum(counted) == summary["turns"] == len(served)  # type: ignore[arg-type]
+    assert summary["failed"] == sum(summary["failures"].values())  # type: ignore[attr-defined]
+    judged = summary["slo_met"] + summary["slo_missed"]  # type: ignore[operator]
+    assert summary["failed"] <= judged <= len(served) - outcomes[Outcome.NOT_REACHED]  # type: ignore[operator]
+    assert summary["slo_missed"] >= summary["failed"]  # type: ignore[operator]
+    shares = [summary["slo_attainment"], *summary["slo_attainment_by_limit"].values()]  # type: ignore[attr-defined]
+    assert all(shares[0] <= share for share in shares[1:] if share is not None and shares[0] is not None)
+
+
+@given(st.lists(records(), max_size=30))
+def test_ttft_is_that_of_numpy_with_failures_as_infinity(served: list[RequestRecord]) -> None:
+    summary = figures(served).summary()
+    streamed = [one for one in served if one.streamed]
+    values = [
+        (one.chunks[0] - one.sent) * 1000
+        for one in streamed
+        if one.outcome is Outcome.COMPLETED and one.chunks and one.sent is not None
+    ]
+    every = sorted(values) + [np.inf] * sum(one.outcome.failed for one in streamed)
+    assert summary["count_ttft"] == len(values)
+    assert summary["mean_ttft_ms"] == (pytest.approx(np.mean(values), abs=1e-9) if values else None)
+    for percent in (50, 90, 95, 99):
+        with np.errstate(invalid="ignore"):
+            exact = float(np.percentile(every, percent)) if every else np.inf
+        found = summary[f"p{percent}_ttft_ms"]
+        if np.isfinite(exact):
+            assert found == pytest.approx(exact, rel=RELATIVE_ERROR * 1.01, abs=1e-9)
+        elif not np.isnan(exact):
+            assert found is None
