@@ -7,7 +7,6 @@ go on from each other's answers; single turns with the same session id are sent 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -27,7 +26,7 @@ class Single(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A turn, or a line of one turn."""
 
     type: Literal["single_turn"] | UnsetType = UNSET
-    session_id: str | UnsetType = UNSET
+    session_id: Text | UnsetType = UNSET
     text: Text
     timestamp: Time | None = None
     delay: Time | None = None
@@ -37,7 +36,7 @@ class Single(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     type: Literal["multi_turn"] | UnsetType = UNSET
-    session_id: str | UnsetType = UNSET
+    session_id: Text | UnsetType = UNSET
     turns: Annotated[tuple[Single, ...], Meta(min_length=1)]
 
 
@@ -54,13 +53,25 @@ _decode_single = msgspec.json.Decoder(Single).decode
 
 @dataclass(slots=True)
 class Pending:
-    """A session that the next line may go on with: not if `row` is None, the session id of a row of single turns."""
+    """A session that the next line may go on with, if that has the same `row`: the session id of single turns."""
 
     line: int
     name: str
     arrival: float | None
     turns: list[Turn]
-    row: str | None
+    latest: float  # the timestamp of a turn so far
+    row: str | UnsetType
+
+    def add(self, single: Single, turn: Turn, where: str = "") -> None:
+        if single.timestamp is not None:
+            if self.arrival is None:
+                raise ValueError(f"{where}timestamp: not allowed where the session's first turn has none")
+            if single.timestamp < self.latest:
+                raise ValueError(f"{where}timestamp: {single.timestamp} is before that of a turn above it")
+            self.latest = single.timestamp
+        if len(self.turns) == MOST_TURNS:
+            raise ValueError(f"session_id: a session has at most {MOST_TURNS:,} turns")
+        self.turns.append(turn)
 
 
 class AIPerfReader(Reader):
@@ -77,53 +88,51 @@ class AIPerfReader(Reader):
     def read(self, line: int, record: bytes) -> Session | None:
         if _decode_kind(record).turns is not UNSET:
             chat = _decode_chat(record)
-            return self._begin(line, chat.session_id, chat.turns, row=False)
+            session = self._first(line, chat.session_id, chat.turns[0], "turns[0].")
+            for index, single in enumerate(chat.turns[1:], 1):
+                where = f"turns[{index}]."
+                if single.session_id is not UNSET:
+                    raise ValueError(f"{where}session_id: not allowed in a turn of a chat")
+                session.add(single, self._later(single, where), where)
+            return self._begin(session)
         single = _decode_single(record)
-        pending = self._pending
-        if pending is None or single.session_id is UNSET or single.session_id != pending.row:
-            return self._begin(line, single.session_id, (single,), row=True)
-        if len(pending.turns) >= MOST_TURNS:
-            raise ValueError(f"session_id: a session has at most {MOST_TURNS:,} turns")
-        pending.turns.append(self._turn(single, "", parent=None))
+        row = self._pending
+        if row is None or single.session_id is UNSET or single.session_id != row.row:
+            begun = self._first(line, single.session_id, single, "")
+            begun.row = single.session_id
+            return self._begin(begun)
+        row.add(single, msgspec.structs.replace(self._later(single, ""), parent=None))
         return None
 
     def finish(self) -> Session | None:
-        return self._end()
-
-    def _begin(self, line: int, name: str | UnsetType, singles: Sequence[Single], row: bool) -> Session | None:
-        """Keep a session until the next line; the one before it is whole."""
-        if name is not UNSET and name in self._names:
-            raise ValueError(f'session_id: "{name}" is there already; its lines must be next to each other')
-        first = singles[0]
-        if first.delay:
-            self.left_out[FIRST_DELAY] += 1
-        turns = [self._turn(first, "" if row else "turns[0].", first=True)]
-        for index, single in enumerate(singles[1:], 1):
-            if single.session_id is not UNSET:
-                raise ValueError(f"turns[{index}].session_id: not allowed in a turn of a chat")
-            turns.append(self._turn(single, f"turns[{index}]."))
-        arrival = None if first.timestamp is None else self.seconds(first.timestamp)
-        session = self._end()
-        if name is not UNSET:
-            self._names[name] = None
-        row_id = name if row and name is not UNSET else None
-        self._pending = Pending(line, str(line) if name is UNSET else name, arrival, turns, row_id)
-        return session
-
-    def _end(self) -> Session | None:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
         self.line = pending.line
         return Session(session=pending.name, arrival=pending.arrival, turns=tuple(pending.turns))
 
-    def _turn(self, single: Single, where: str, first: bool = False, parent: UnsetType | None = UNSET) -> Turn:
+    def _begin(self, pending: Pending) -> Session | None:
+        """Keep a session until the next line; the one before it is whole."""
+        whole = self.finish()
+        self._names[pending.name] = None
+        self._pending = pending
+        return whole
+
+    def _first(self, line: int, name: str | UnsetType, single: Single, where: str) -> Pending:
+        if name is not UNSET and name in self._names:
+            raise ValueError(f'session_id: "{name}" is there already; its lines must be next to each other')
+        if single.delay:
+            self.left_out[FIRST_DELAY] += 1
+        turn = msgspec.structs.replace(self._later(single, where), at=UNSET, think=0.0)
+        arrival = None if single.timestamp is None else self.seconds(single.timestamp)
+        return Pending(line, name or str(line), arrival, [turn], single.timestamp or 0.0, UNSET)
+
+    def _later(self, single: Single, where: str) -> Turn:
         if single.timestamp is not None and single.delay is not None:
             raise ValueError(f"{where}delay: not allowed beside timestamp")
         return Turn(
             user=single.text,
-            parent=parent,
             output_tokens=single.output_length or UNSET,
-            at=UNSET if single.timestamp is None or first else self.seconds(single.timestamp),
-            think=self.seconds(single.delay) if single.delay and not first else 0.0,
+            at=UNSET if single.timestamp is None else self.seconds(single.timestamp),
+            think=self.seconds(single.delay or 0.0),
         )
