@@ -28,6 +28,7 @@ CONNECT_TIMEOUT = 30.0  # seconds
 KEEP_ALIVE = 2.0  # seconds; servers drop idle connections after 5, and a request sent into that moment is lost
 FIRST_RETRY = 0.5  # seconds, doubled with each one, where the server does not say when
 _READ_BUFFER = 4 * 1024 * 1024  # the library's 64 KiB would pause fast streams
+_READ_SIZE = 64 * 1024  # of one read from a socket; the event loop's 256 KiB comes from the system anew for each
 _DRAIN_TIME = 0.1  # seconds from [DONE] to the end of the answer, for the connection to be used again
 _DETAIL_LENGTH = 300
 _EVENT_STREAM = "text/event-stream"
@@ -138,6 +139,13 @@ def open_http(api_key: str | None = None) -> aiohttp.ClientSession:
         headers=headers,
         read_bufsize=_READ_BUFFER,
     )
+
+
+def _read_less_at_once(reply: aiohttp.ClientResponse) -> None:
+    """Make reading cheap, where the event loop is asyncio's own: it allocates `max_size` bytes for every read."""
+    transport = reply.connection.transport if reply.connection is not None else None
+    if transport is not None and hasattr(transport, "max_size"):
+        transport.max_size = _READ_SIZE
 
 
 def error_text(body: bytes) -> str:
@@ -263,6 +271,7 @@ async def _attempt(
     try:
         async with http.post(address, data=body, allow_redirects=False) as reply:
             response.status = reply.status
+            _read_less_at_once(reply)
             if reply.status != 200:
                 raise _refusal(reply, await reply.read(), wait)
             if reply.content_type == _EVENT_STREAM:
