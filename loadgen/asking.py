@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_DECIDED = {"model": "--model names it", "stream": "--no-stream turns it off", "messages": "they are the trace's"}
-_DECIDED["prompt"] = "it is the trace's"
+_DECIDED = {  # fields of a body, and who decides them
+    "model": "--model names it",
+    "stream": "--no-stream turns it off",
+    "messages": "the trace has them",
+    "prompt": "the trace has it",
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,6 +46,17 @@ def check_extra_body(extra: Mapping[str, object]) -> None:
     for name, why in _DECIDED.items():
         if name in extra:
             raise ValueError(f"{name}: not allowed in an extra body; {why}")
+
+
+def length_endpoint(settings: Settings, facts: ServerFacts | None = None) -> Endpoint:
+    """Where prompts go of which only the length is known: without a chat template, unless that is all there is."""
+    chat = facts is not None and facts.completions is False
+    return Endpoint(settings.endpoint or (Endpoint.CHAT if chat else Endpoint.COMPLETIONS))
+
+
+def text_endpoint(settings: Settings) -> Endpoint:
+    """Where messages go."""
+    return Endpoint(settings.endpoint or Endpoint.CHAT)
 
 
 class Asker:
@@ -75,45 +90,6 @@ class Asker:
         except ValueError as error:
             raise TraceError(f"session {session.session}: turns[{turn}].{error}") from None
 
-    def review(self, session: Session) -> set[str]:
-        """What a reader must know of how this session is asked. Raises `TraceError` for a turn that cannot be."""
-        notes: set[str] = set()
-        for number, turn in enumerate(session.turns):
-            where = f"session {session.session}: turns[{number}]"
-            try:
-                notes.update(self._notes(turn))
-            except ValueError as error:
-                raise TraceError(f"{where}.{error}") from None
-        return notes
-
-    def _notes(self, turn: Turn) -> list[str]:
-        if turn.request is not UNSET:
-            _endpoint_of(turn.request.path)
-            notes = ["The trace's requests were sent as written, with stream and usage as this run asks for them."]
-            if (model := turn.request.body.get("model")) != self._model(model):
-                notes.append(f"The trace's requests name other models: {self._facts.model} was asked instead.")
-            return notes
-        _output_tokens(turn)
-        if turn.input_tokens is UNSET:
-            return []
-        endpoint, frame = self._length_frame()
-        notes = []
-        if endpoint is Endpoint.CHAT and turn.hash_ids is not UNSET:
-            notes.append(
-                f"Prompts were asked as chats: {frame.before} tokens of the template begin and {frame.after} end each, "
-                "so that a prompt's last tokens are not those of a longer one with the same blocks."
-            )
-        if turn.input_tokens <= frame.tokens:
-            notes.append(
-                f"Prompts of the trace with {frame.tokens} tokens or fewer were longer: the server adds as many itself."
-            )
-        return notes
-
-    def _model(self, wanted: object = None) -> str:
-        """The server's model, unless another that it serves is written in a request."""
-        mine = self._settings.model is None and isinstance(wanted, str) and wanted in self._facts.models
-        return str(wanted) if mine else self._facts.model
-
     def _stream(self) -> Json:
         if not self._settings.stream:
             return {}
@@ -121,9 +97,9 @@ class Asker:
         return {"stream": True, **options}
 
     def _as_written(self, path: str, body: Json) -> Payload:
-        _endpoint_of(path)
+        endpoint_of(path)
         rest = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        sent = {**rest, "model": self._model(body.get("model")), **self._stream()}
+        sent = {**rest, "model": model_of(body, self._settings, self._facts), **self._stream()}
         return self._payload(path, sent, None, exact=body.get("ignore_eos") is True)
 
     def _sampling(self, turn: Turn, endpoint: Endpoint) -> Json:
@@ -137,9 +113,9 @@ class Asker:
 
     def _of_text(self, session: Session, turn: int, replies: Mapping[int, str]) -> Payload:
         chat = messages(session, self._header.systems, turn, replies)
-        endpoint = Endpoint(self._settings.endpoint or Endpoint.CHAT)
+        endpoint = text_endpoint(self._settings)
         asked: Json = {"messages": chat} if endpoint is Endpoint.CHAT else {"prompt": _as_prompt(chat)}
-        body = {"model": self._model(), **asked, **self._sampling(session.turns[turn], endpoint)}
+        body = {"model": self._facts.model, **asked, **self._sampling(session.turns[turn], endpoint)}
         return self._payload(endpoint.path, body, None, exact=True)
 
     def _of_length(self, turn: Turn, tokens: int, index: int, number: int) -> Payload:
@@ -155,15 +131,14 @@ class Asker:
         asked: Json = {"prompt": text}
         if endpoint is Endpoint.CHAT:
             asked = {"messages": [{"role": "user", "content": text}]}
-        body = {"model": self._model(), **asked, **self._sampling(turn, endpoint)}
+        body = {"model": self._facts.model, **asked, **self._sampling(turn, endpoint)}
         return self._payload(endpoint.path, body, tokens, exact=True)
 
     def _length_frame(self) -> tuple[Endpoint, Frame]:
         """Where prompts of a length alone are sent. Raises `ValueError` if their text cannot be made."""
         if self._vocabulary is None:
             raise ValueError("input_tokens: a text of that length needs the server's tokenizer: give --tokenizer")
-        default = Endpoint.CHAT if self._facts.completions is False else Endpoint.COMPLETIONS
-        endpoint = Endpoint(self._settings.endpoint or default)
+        endpoint = length_endpoint(self._settings, self._facts)
         return endpoint, self._vocabulary.frame(endpoint)
 
     def _payload(self, path: str, body: Json, asked_input: int | None, *, exact: bool) -> Payload:
@@ -196,6 +171,12 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+def model_of(body: Mapping[str, object], settings: Settings, facts: ServerFacts) -> str:
+    """The model that a request as written is sent to: its own if the server lists it and the user names none."""
+    own = body.get("model")
+    return own if isinstance(own, str) and settings.model is None and own in facts.models else facts.model
+
+
 def _as_prompt(chat: list[dict[str, str]]) -> str:
     """A chat as plain text: an answer goes on where its prompt ended, everything else begins a paragraph."""
     text = ""
@@ -204,7 +185,8 @@ def _as_prompt(chat: list[dict[str, str]]) -> str:
     return text
 
 
-def _endpoint_of(path: str) -> Endpoint:
+def endpoint_of(path: str) -> Endpoint:
+    """The endpoint of a request that is sent as written. Raises `ValueError` if its answers cannot be measured."""
     for endpoint in Endpoint:
         if path == endpoint.path:
             return endpoint

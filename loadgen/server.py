@@ -1,12 +1,29 @@
-"""What the server is and can do, found out before anything is measured."""
+"""What the server is, found out before anything is measured: all it tells of itself."""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from loadgen.settings import Settings
-from loadgen.text.vocabulary import Endpoint, Vocabulary
+from loadgen.client import error_text, reason
+from loadgen.text.tokenizer import ServerTokenizer, TokenizerError
+from loadgen.text.vocabulary import Endpoint
+
+CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
+
+_Body = TypeVar("_Body")
+# Who a model belongs to, by the server that says so; and where that server tells its version.
+_KINDS = {
+    "paged-top": ("paged-engine", "/version"),
+    "vllm": ("vllm", "/version"),
+    "sglang": ("sglang", "/get_server_info"),
+    "llamacpp": ("llama.cpp", "/props"),
+    "tensorrt_llm": ("tensorrt-llm", "/version"),
+}
+_UNKNOWN = ("unknown", "/info")  # of TGI, whose models belong to themselves
 
 
 class ServerError(Exception):
@@ -32,18 +49,118 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     takes_stream_options: bool = True
     length_field: str = "max_tokens"  # of a chat; newer models of OpenAI take max_completion_tokens
 
+    def has(self, endpoint: Endpoint) -> bool | None:
+        """Whether there is that endpoint."""
+        return self.chat if endpoint is Endpoint.CHAT else self.completions
+
+    def with_endpoint(self, endpoint: Endpoint, there: bool, usage: bool | None) -> ServerFacts:
+        """The same with what a request to that endpoint found."""
+        if endpoint is Endpoint.CHAT:
+            return msgspec.structs.replace(self, chat=there, usage=usage)
+        return msgspec.structs.replace(self, completions=there, usage=usage)
+
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know."""
+        if self.usage is not False:
+            return []
+        return ["The server does not tell how many tokens its answers have (no usage): they are counted here."]
+
+
+class _Card(msgspec.Struct, frozen=True):
+    id: str
+    owned_by: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Card]
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    n_ctx: int | None = None
+
+
+class _About(msgspec.Struct, frozen=True):
+    """The answers to /version, /props, /info and /get_server_info, as far as they matter."""
+
+    version: str | None = None
+    build_info: str | None = None  # of llama.cpp
+    default_generation_settings: _Slot | None = None  # of llama.cpp: one slot's context
+    max_total_tokens: int | None = None  # of TGI
+
 
 async def find_server(http: aiohttp.ClientSession, url: str, model: str | None) -> ServerFacts:
     """Ask a server what it is. Raises `ServerError` if there is none, if it wants another key, or no model is known."""
-    raise NotImplementedError
+    cards = await _models(http, url, model)
+    chosen = cards[0].id if model is None else model
+    owner = cards[0].owned_by if cards else None
+    kind, path = _KINDS.get(owner or "", _UNKNOWN)
+    about = await _about(http, url + path)
+    if kind == "unknown" and about.max_total_tokens is not None:
+        kind = "tgi"
+    facts = ServerFacts(
+        url=url,
+        model=chosen,
+        models=tuple(card.id for card in cards),
+        kind=kind,
+        version=about.version or about.build_info,
+        max_model_len=_context(next((card for card in cards if card.id == chosen), None), about),
+    )
+    tokenizes = False
+    with suppress(TokenizerError):
+        tokenizes = bool(await ServerTokenizer(http, url, chosen).encode("one two", special=False))
+    return msgspec.structs.replace(facts, tokenizes=tokenizes)
 
 
-async def probe(
-    http: aiohttp.ClientSession,
-    facts: ServerFacts,
-    settings: Settings,
-    endpoints: tuple[Endpoint, ...],
-    vocabulary: Vocabulary | None = None,
-) -> tuple[ServerFacts, Vocabulary | None]:
-    """Send a tiny request as those of the run, and see what comes. Raises `ServerError`."""
-    raise NotImplementedError
+async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> list[_Card]:
+    """What the server lists; nothing where it lists none but one is wanted."""
+    where = f"GET {url}/v1/models"
+    try:
+        async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT) as reply:
+            body = await reply.read()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise ServerError(f"no server at {url}: {reason(error)}") from None
+    if reply.status in (401, 403):
+        raise wrong_key(http, f"{where} answered {reply.status}")
+    if reply.status >= 500:
+        raise ServerError(f"{where} answered {reply.status}: {error_text(body)}")
+    listed = _read(body, _Models) if reply.status == 200 else None
+    if wanted is None and (listed is None or not listed.data):
+        what = f"answered {reply.status}" if reply.status != 200 else "lists no model"
+        raise ServerError(f"{where} {what}; name the model with --model")
+    return listed.data if listed is not None else []
+
+
+def wrong_key(http: aiohttp.ClientSession, what: str) -> ServerError:
+    """The error of a server that wants a key, or another one."""
+    if "Authorization" in http.headers:
+        return ServerError(f"{what}: the server refuses the key; give its key with --api-key")
+    return ServerError(f"{what}: the server wants a key; give it with --api-key")
+
+
+async def _about(http: aiohttp.ClientSession, address: str) -> _About:
+    """What the server tells there; nothing where it does not."""
+    try:
+        async with http.get(address, timeout=CALL_TIMEOUT) as reply:
+            body = await reply.read()
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return _About()
+    return (_read(body, _About) if reply.status == 200 else None) or _About()
+
+
+def _read(body: bytes, kind: type[_Body]) -> _Body | None:
+    """A body, if it is one of that kind."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _context(card: _Card | None, about: _About) -> int | None:
+    slot = about.default_generation_settings
+    told = (
+        card.max_model_len if card is not None else None,
+        slot.n_ctx if slot is not None else None,
+        about.max_total_tokens,
+    )
+    return next((tokens for tokens in told if tokens), None)

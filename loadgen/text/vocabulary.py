@@ -7,11 +7,21 @@ a prompt (a BOS, a chat template) is its frame.
 from __future__ import annotations
 
 import random
+import string
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
+from loadgen import words
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
+
 TAPE_PIECES = 2048
+SEPARATOR = "the"
+OPENING = "The"
+LEAST_PIECES = 16
+_Encode = Callable[[str], Awaitable[list[int] | None]]
 
 
 class Endpoint(StrEnum):
@@ -41,6 +51,11 @@ class Frame(msgspec.Struct, frozen=True):
     def tokens(self) -> int:
         return self.before + self.after
 
+    @property
+    def least(self) -> int:
+        """Tokens of the shortest prompt: a text must not be empty."""
+        return self.tokens + (not self.opening)
+
 
 class Vocabulary(msgspec.Struct, frozen=True):
     """Pieces that are one token each, different ones, in any order; and the frame of each endpoint that has one."""
@@ -61,3 +76,109 @@ class Vocabulary(msgspec.Struct, frozen=True):
     def tape(self) -> tuple[str, ...]:
         """The same long row of pieces for everybody, from which the insides of blocks are cut."""
         return tuple(random.Random(0).choices(self.pieces, k=TAPE_PIECES))
+
+
+def candidates() -> list[str]:
+    """Common words, and letters, which stand behind a space in most vocabularies."""
+    found = [word for group in words.SHARED.values() for word in group]
+    for subject in words.SUBJECTS:
+        for group in (subject.thing, subject.things, subject.do, subject.quality, subject.place):
+            found += group
+    found += string.ascii_letters
+    return sorted({word for word in found if not word.startswith(SEPARATOR)})
+
+
+async def find_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    """Pieces that are one token each, and how prompts of them are framed. Raises `TokenizerError` if there are none."""
+    for find in (_words, _characters):
+        pieces = await find(tokenizer)
+        if len(pieces) < LEAST_PIECES:
+            continue
+        vocabulary = Vocabulary(tuple(pieces), {})
+        tape = vocabulary.tape()
+        ids = await tokenizer.encode("".join(tape), special=False)
+        if ids[-len(tape) :] == [pieces[piece] for piece in tape]:
+            return Vocabulary(tuple(pieces), await _frames(tokenizer, pieces))
+    raise TokenizerError(
+        "this tokenizer has no words or letters that are one token each wherever they stand: "
+        "prompts of exact lengths cannot be made with it"
+    )
+
+
+async def _words(tokenizer: Tokenizer) -> dict[str, int]:
+    """Words that are one token with the space before them: what comes between two separators, all in one text."""
+    ids = await tokenizer.encode(" ".join([SEPARATOR] * 3), special=False)
+    if len(ids) < 2 or ids[-1] != ids[-2]:
+        return {}  # not even the separator is one token
+    separator, tried = ids[-1], candidates()
+    text = " ".join([SEPARATOR, SEPARATOR, *(f"{word} {SEPARATOR}" for word in tried)])
+    ids = await tokenizer.encode(text, special=False)
+    parts = list(_between(ids, separator))
+    if len(parts) != len(tried):
+        return {}
+    single = {f" {word}": part[0] for word, part in zip(tried, parts, strict=True) if len(part) == 1}
+    return _distinct(single)
+
+
+def _between(ids: Sequence[int], separator: int) -> Iterator[list[int]]:
+    """The stretches that are enclosed by separators."""
+    places = [place for place, token in enumerate(ids) if token == separator]
+    for first, last in pairwise(places):
+        if last - first > 1:
+            yield list(ids[first + 1 : last])
+
+
+async def _characters(tokenizer: Tokenizer) -> dict[str, int]:
+    """Letters and digits, for a tokenizer of bytes or characters."""
+    tried = string.ascii_letters + string.digits
+    ids = await tokenizer.encode(tried, special=False)
+    return _distinct(dict(zip(tried, ids[-len(tried) :], strict=True))) if len(ids) >= len(tried) else {}
+
+
+def _distinct(pieces: dict[str, int]) -> dict[str, int]:
+    """One piece for each token: a tokenizer may write several alike (without case)."""
+    first = {token: piece for piece, token in reversed(pieces.items())}
+    return {piece: token for piece, token in pieces.items() if first[token] == piece}
+
+
+async def _frames(tokenizer: Tokenizer, pieces: dict[str, int]) -> dict[Endpoint, Frame]:
+    async def completion(text: str) -> list[int] | None:
+        return await tokenizer.encode(text, special=True)
+
+    async def chat(text: str) -> list[int] | None:
+        return await tokenizer.encode_chat([{"role": "user", "content": text}])
+
+    found = {}
+    for endpoint, encode in ((Endpoint.COMPLETIONS, completion), (Endpoint.CHAT, chat)):
+        frame = await _frame(encode, pieces)
+        if frame is not None:
+            found[endpoint] = frame
+    return found
+
+
+async def _frame(encode: _Encode, pieces: dict[str, int]) -> Frame | None:
+    """How to write pieces so that all of them come out as the tokens they are; None if nothing tells the tokens.
+
+    The plainest way first. A tokenizer that puts a space before every text wants the first piece without one; where a
+    template takes the space away, a word that may be any tokens stands before all pieces.
+    """
+    rows = [random.Random(number).choices(list(pieces), k=4 + 12 * number) for number in range(3)]
+    for opening, bare in (("", False), ("", True), (OPENING, False)):
+        around = set()
+        for row in rows:
+            text = opening + "".join(row)
+            ids = await encode(text.removeprefix(" ") if bare else text)
+            if ids is None:
+                return None
+            around.add(_around(ids, [pieces[piece] for piece in row]))
+        if len(around) == 1 and (only := around.pop()) is not None:
+            return Frame(opening, bare, *only)
+    return None
+
+
+def _around(ids: Sequence[int], inside: Sequence[int]) -> tuple[int, int] | None:
+    """How many tokens come before and after; None if they are not in there."""
+    for before in range(len(ids) - len(inside) + 1):
+        if list(ids[before : before + len(inside)]) == list(inside):
+            return before, len(ids) - len(inside) - before
+    return None
