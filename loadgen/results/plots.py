@@ -1,34 +1,20 @@
-"""Plots of a run for a terminal: latency, throughput and the engine's waste and sharing over time."""
+"""Plots of a run for a terminal: latency, load and the engine's waste and sharing over time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import plotext
 from rich.text import Text
 
-from loadgen.outcome import Outcome, RequestRecord
-from loadgen.replay import RunResult
+from loadgen.results.document import Measured
+from loadgen.results.series import TOGETHER
 
 HEIGHT = 14
 BUCKETS = 80
 
 
-def token_rates(records: Sequence[RequestRecord], start: float, width: float) -> list[float]:
-    """Output tokens/s in buckets of `width` seconds; a request's tokens are spread evenly over its chunks."""
-    totals: list[float] = []
-    for record in records:
-        if record.outcome is not Outcome.COMPLETED or not record.chunks:
-            continue
-        weight = record.output_tokens / len(record.chunks)
-        for moment in record.chunks:
-            bucket = max(0, int((moment - start) / width))
-            totals += [0.0] * (bucket + 1 - len(totals))
-            totals[bucket] += weight
-    return [total / width for total in totals]
-
-
-def _thin(values: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+def thinned(values: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """At most some points a column wide, each the mean of its stretch of time."""
     if not values:
         return [], []
@@ -41,42 +27,59 @@ def _thin(values: Sequence[tuple[float, float]]) -> tuple[list[float], list[floa
     return [t for t, _ in points], [v for _, v in points]
 
 
-def _picture(title: str, width: int, color: bool) -> Text:
-    plotext.title(title)
-    plotext.xlabel("seconds since the start")
-    plotext.plotsize(width, HEIGHT)
-    if not color:
-        plotext.theme("clear")
-    plotext.ylim(lower=0)
-    picture = Text.from_ansi(plotext.build())
-    plotext.clear_figure()
-    return picture
+def draw(run: Measured, width: int, color: bool) -> Iterator[Text]:
+    """The plots that the run has data for, each `width` columns wide."""
 
+    def picture(title: str, *marks: Callable[[], None]) -> Text:
+        plotext.clear_figure()
+        for mark in marks:
+            mark()
+        plotext.title(title)
+        plotext.xlabel("seconds since the start")
+        plotext.plotsize(width, HEIGHT)
+        if not color:
+            plotext.theme("clear")
+        plotext.ylim(lower=0)
+        drawn = Text.from_ansi(plotext.build())
+        plotext.clear_figure()
+        return drawn
 
-def draw(result: RunResult, width: int, color: bool) -> Iterator[Text]:
-    """The plots that the run has data for."""
-    plotext.clear_figure()
-    done = [record for record in result.records if record.outcome is Outcome.COMPLETED and record.chunks]
-    done.sort(key=lambda record: record.sent or 0.0)
-    if not done:
-        return
-    times = [(record.sent or 0.0) - result.start for record in done]
-    from_scheduled = [record.chunks[0] - (record.scheduled or 0.0) for record in done]
-    from_sent = [record.chunks[0] - (record.sent or 0.0) for record in done]
-    if any(a - b > 0.001 for a, b in zip(from_scheduled, from_sent, strict=True)):
-        plotext.scatter(times, from_scheduled, label="from scheduled", marker="x")
-    plotext.scatter(times, from_sent, label="from sent", marker="dot")
-    yield _picture("TTFT (s) by the time of sending", width, color)
-    span = max(record.chunks[-1] for record in done) - result.start
-    bucket = max(span / BUCKETS, 0.1)
-    rates = token_rates(done, result.start, bucket)
-    plotext.plot([(i + 0.5) * bucket for i in range(len(rates))], rates, marker="braille")
-    yield _picture("output tokens/s", width, color)
-    if not result.moments:
-        return
-    shares = [(m.time, 100 * m.internal / m.held) for m in result.moments if m.held]
+    def line(values: Sequence[tuple[float, float]], label: str | None = None) -> Callable[[], None]:
+        return lambda: plotext.plot(*zip(*values, strict=True), label=label, marker="braille")
+
+    def dots(values: Sequence[tuple[float, float]], label: str) -> Callable[[], None]:
+        return lambda: plotext.scatter(*zip(*values, strict=True), label=label, marker="dot")
+
+    series = run.series
+    if series.measured:
+        yield picture(*_ttft(run))
+    if any(series.sent):
+        sent, completed = series.per_second(series.sent, TOGETHER), series.per_second(series.completed, TOGETHER)
+        yield picture("requests/s", line(completed, "completed"), dots(sent, "sent"))
+        yield picture("requests in flight", line(series.in_flight))
+    if any(series.tokens):
+        yield picture("output tokens/s", line(series.per_second(series.tokens)))
+    moments = run.end.moments
+    shares = [(at, 100 * internal / held) for at, held, internal, _ in moments if held]
     if shares:
-        plotext.plot(*_thin(shares), marker="braille")
-        yield _picture("internal waste, % of filled + internal", width, color)
-    plotext.plot(*_thin([(m.time, m.saved_blocks) for m in result.moments]), marker="braille")
-    yield _picture("blocks saved by sharing", width, color)
+        yield picture("internal waste, % of filled + internal", lambda: _plot(shares))
+    if moments:
+        yield picture("blocks saved by sharing", lambda: _plot([(at, saved) for at, _, _, saved in moments]))
+
+
+def _plot(values: Sequence[tuple[float, float]]) -> None:
+    plotext.plot(*thinned(values), marker="braille")
+
+
+def _ttft(run: Measured) -> tuple[str, Callable[[], None]]:
+    """TTFT of each request, or of a sample, from sent and, where it differs, from scheduled."""
+    points, measured = run.series.points, run.series.measured
+    of = "" if len(points) == measured else f", {len(points):,} of {measured:,} requests"
+
+    def mark() -> None:
+        times = [point.sent for point in points]
+        if any(point.from_scheduled - point.ttft > 0.001 for point in points):
+            plotext.scatter(times, [point.from_scheduled for point in points], label="from scheduled", marker="x")
+        plotext.scatter(times, [point.ttft for point in points], label="from sent", marker="dot")
+
+    return f"TTFT (s) by the time of sending{of}", mark

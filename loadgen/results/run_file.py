@@ -21,6 +21,8 @@ from loadgen.settings import Settings
 
 FORMAT = "loadgen-run"
 VERSION = 1
+BY_HAND, ENGINE_ENDED = "Ctrl-C", "the engine's end"  # what ends a run that no stop rule ended
+KILLED = "loadgen's own end"  # of a run whose file has none
 DECIMALS = 6  # of a time in the file: microseconds, far below what a client can measure
 
 
@@ -56,7 +58,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
     """What was seen around the requests. `engine` is from the engine's own stream, `server` from its /metrics."""
 
     at: float  # seconds of the run
-    stopped_by: str | None = None  # None: it came to its end; else "Ctrl-C", a stop rule, or the engine's end
+    stopped_by: str | None = None  # None: it came to its end; else `BY_HAND`, `ENGINE_ENDED` or a stop rule
     client: dict[str, Any] = {}
     engine: dict[str, Any] | None = None
     moments: tuple[tuple[float, int, int, int], ...] = ()  # (second, held slots, internal waste, saved blocks)

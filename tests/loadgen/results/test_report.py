@@ -3,65 +3,55 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
-from steps import record, row, snapshot
+from sample_runs import CLIENT, completed, failed, header, write_run
 
-from engine.protocol import SharingLedger, WasteLedger
-from loadgen import metrics
-from loadgen.compare import ratios
-from loadgen.engine_figures import EngineFigures, Moment
 from loadgen.outcome import Outcome, RequestRecord
-from loadgen.plots import token_rates
-from loadgen.replay import RunResult
-from loadgen.report import print_comparison, print_report, text
+from loadgen.results.document import Asked, document
+from loadgen.results.report import print_report, print_side_by_side
+from loadgen.results.run_file import RunEnd, RunFile
 
-CLIENT = {"client_cpu_share": 0.25, "client_p99_loop_lag_ms": 1.0}
-
-
-def completed(turn: int, start: float, tokens: int = 3) -> RequestRecord:
-    chunks = (start + 0.5, start + 0.7, start + 0.9)
-    return RequestRecord(
-        "s",
-        turn,
-        3,
-        start - 0.25,
-        Outcome.COMPLETED,
-        sent=start,
-        chunks=chunks,
-        ended=start + 1,
-        usage=True,
-        input_tokens=5,
-        output_tokens=tokens,
-    )
+END = RunEnd(at=6.0, client=CLIENT)
+ENGINE = {
+    "modes": ["continuous+paged"],
+    "steps": 2,
+    "preemptions": 0,
+    "swapped_out_blocks": 0,
+    "mean_internal_waste_share": 0.25,
+    "peak_saved_bytes": 4 * 2**20,
+}
+MOMENTS = ((1.0, 64, 16, 4), (2.0, 64, 8, 5), (3.0, 0, 0, 0))
 
 
-def result(*records: RequestRecord, engine: dict[str, Any] | None = None, **changes: Any) -> RunResult:
-    summary = {**metrics.summarize(records), **CLIENT}
-    return RunResult(summary, engine, {}, tuple(records), start=0.0, **changes)
+def a_run(path: Path, *records: RequestRecord, end: RunEnd | None = END, **settings: Any) -> RunFile:
+    turns = len(records)
+    return write_run(path / f"{len(list(path.iterdir()))}.jsonl", records, end, header(1, turns, **settings))
 
 
-def printed(run: RunResult, width: int = 100, plots: bool = True) -> str:
+def printed(runs: Iterable[RunFile], width: int = 100, plots: bool = True, asked: Asked | None = None) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_report(run, console, plots)
+    print_report(list(runs), console, plots, asked or Asked())
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def engine_figures() -> tuple[dict[str, Any], tuple[Moment, ...]]:
-    ledger = EngineFigures(snapshot(0, 0.0))
-    waste, sharing = WasteLedger(held=64, filled=48, internal=16), SharingLedger(8, 4, 4, 4 * 2**20)
-    ledger.add(record(1, 1.0, seconds=0.02, rows=(row("decode", 1),), waste=waste, sharing=sharing))
-    ledger.add(record(2, 2.0))
-    return ledger.figures(snapshot(2, 3.0)), tuple(ledger.moments)
+def cells(out: str, title: str) -> list[str]:
+    """Of the one row with this title."""
+    (line,) = (line for line in out.splitlines() if line.strip().startswith(title))
+    return line.strip().removeprefix(title).split()
 
 
-def test_everything_at_once() -> None:
-    figures, moments = engine_figures()
-    out = printed(result(completed(0, 1.0), completed(1, 3.0), engine=figures, moments=moments))
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_everything_at_once(tmp_path: Path, width: int) -> None:
+    end = msgspec.structs.replace(END, engine=ENGINE, moments=MOMENTS)
+    out = printed([a_run(tmp_path, completed(turn=0), completed(turn=1, sent=3.0), end=end)], width)
     for expected in (
-        "1 of 1 sessions",
+        "1 of 1",
         "2 of 2",
         "output tokens (from usage)",
         "TTFT, scheduled (ms)",
@@ -69,36 +59,32 @@ def test_everything_at_once() -> None:
         "750.0",
         "25.00%",
         "4.0 MiB",
+        "vllm, version 0.11.0, at http://server:8000",
         "TTFT (s) by the time of sending",
+        "requests in flight",
         "output tokens/s",
         "internal waste, % of filled + internal",
         "blocks saved by sharing",
     ):
         assert expected in out
     assert "\x1b" not in out  # no terminal, no colors
-    assert max(map(len, out.splitlines())) <= 100
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= width
 
 
-def test_what_an_engine_did_not_do_is_left_out() -> None:
-    figures, _ = engine_figures()
-    assert "swap" not in printed(result(completed(0, 1.0), engine=figures), plots=False)
-    figures |= {"preemptions_swap": 3, "swapped_out_blocks": 41}
-    out = printed(result(completed(0, 1.0), engine=figures), plots=False)
-    for title, value in (("by swap", "3"), ("blocks swapped out", "41")):
-        (line,) = (line for line in out.splitlines() if title in line)
-        assert line.strip("│ ").split("│")[1].strip() == value
-    assert "blocks swapped back" not in out
-    other = compared(result(completed(0, 1.0), engine=figures), result(completed(0, 1.0)))
-    assert "blocks swapped out" in other
-    assert "blocks swapped back" not in other
+def test_what_an_engine_did_not_do_is_left_out(tmp_path: Path) -> None:
+    end = msgspec.structs.replace(END, engine=ENGINE)
+    assert "swapped" not in printed([a_run(tmp_path, completed(), end=end)], plots=False)
+    end = msgspec.structs.replace(END, engine=ENGINE | {"swapped_out_blocks": 41})
+    out = printed([a_run(tmp_path, completed(), end=end)], plots=False)
+    assert cells(out, "blocks swapped out") == ["41"]
+    assert "preemptions" in out
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_no_figure_is_cut_off(width: int) -> None:
-    slow = RequestRecord(
-        "s", 0, 3, 0.0, Outcome.COMPLETED, 1.0, (9000.5, 9000.7), 9001.0, usage=True, input_tokens=5, output_tokens=3
-    )
-    out = printed(result(slow), width)
+def test_no_figure_is_cut_off(tmp_path: Path, width: int) -> None:
+    slow = completed(sent=1.0, scheduled=0.0, chunks=(9000.5, 9000.7), ended=9001.0)
+    out = printed([a_run(tmp_path, slow, end=msgspec.structs.replace(END, at=9001.0))], width)
     latency = out[out.index("Latency") : out.index("first chunk")]
     assert "…" not in latency
     assert latency.count("9,000") >= 8  # seconds from 10,000 ms on
@@ -106,92 +92,95 @@ def test_no_figure_is_cut_off(width: int) -> None:
     assert "ITL per chunk (ms)" in latency
 
 
-def test_failures_and_their_words() -> None:
-    failed = RequestRecord("s", 1, 3, 2.0, Outcome.HTTP_ERROR, sent=2.0, ended=2.1, detail="400: too [long]")
-    out = printed(result(completed(0, 1.0), failed, notes=("a [note]",)))
-    assert "First 'HTTP error': session s turn 1: 400: too [long]" in out
+def test_failures_and_their_words(tmp_path: Path) -> None:
+    out = printed([a_run(tmp_path, completed(), failed(), end=msgspec.structs.replace(END, notes=("a [note]",)))])
+    assert "First 'HTTP error': session s0 turn 1: 400: too [long]" in out
     assert "Note: a [note]" in out
     assert "count failed turns as infinitely slow" in out
-    assert "0 of 1 sessions" in out
+    assert cells(out, "sessions served whole") == ["0", "of", "1"]
+    assert cells(out, "HTTP error") == ["1"]
 
 
-def test_several_tokens_a_chunk_are_told() -> None:
+def test_several_tokens_a_chunk_are_told(tmp_path: Path) -> None:
     assert "9 tokens came in 3 chunks with content: ITL is not per token" in printed(
-        result(completed(0, 1.0, tokens=9))
+        [a_run(tmp_path, completed(tokens=9))]
     )
-    assert "ITL is not per token" not in printed(result(completed(0, 1.0)))
+    assert "ITL is not per token" not in printed([a_run(tmp_path, completed())])
 
 
-def test_interrupted_and_nothing_measured() -> None:
-    waiting = RequestRecord("s", 0, 3, None, Outcome.NOT_REACHED)
-    out = printed(result(waiting, interrupted=True))
-    assert "Interrupted" in out
-    assert "turns not reached" in out
+def test_limits_and_how_many_kept_to_each(tmp_path: Path) -> None:
+    run = a_run(tmp_path, completed(), completed(turn=1), failed(turn=2), slo="ttft=1s,tpot=100ms")
+    out = printed([run], plots=False)
+    assert cells(out, "TTFT at most") == ["1,000", "ms", "66.67%"]
+    assert cells(out, "TPOT at most") == ["100.0", "ms", "0.00%"]  # it is 200 ms
+    assert cells(out, "all of them") == ["0", "of", "3", "0.00%"]
+    assert cells(printed([run], plots=False, asked=Asked(slo="e2e=2s")), "all of them") == ["2", "of", "3", "66.67%"]
 
 
-def test_interrupted_turns_are_told_beside_the_rates_that_leave_them_out() -> None:
-    cut = RequestRecord("s", 1, 3, 2.0, Outcome.INTERRUPTED, sent=2.0, chunks=(3.0, 4.0), ended=5.0)
-    out = printed(result(completed(0, 1.0), cut, interrupted=True), plots=False)
-    (line,) = (line for line in out.splitlines() if "chunks that they had got" in line)
-    assert line.split("│")[2].strip() == "2"
-    assert "turns interrupted in flight: 1; tokens/s and turns/s count completed turns alone" in out
+def test_warm_up_and_cool_down_are_left_apart_and_told(tmp_path: Path) -> None:
+    records = [completed(turn=turn, sent=float(turn)) for turn in range(5)]
+    out = printed([a_run(tmp_path, *records, warmup="1", cooldown="2")], plots=False)
+    assert cells(out, "turns completed") == ["2", "of", "2"]
+    assert cells(out, "requests of the warm-up, left apart") == ["1"]
+    assert "Left out of the figures: 1 requests of the warm-up, 2 of the cool-down." in out
 
 
-def test_without_plots() -> None:
-    assert "by the time of sending" not in printed(result(completed(0, 1.0)), plots=False)
+def test_a_client_that_was_too_slow_is_told_first(tmp_path: Path) -> None:
+    client = CLIENT | {"client_is_bottleneck": True, "client_cpu_share": 0.97}
+    out = printed([a_run(tmp_path, completed(), end=msgspec.structs.replace(END, client=client))], 80)
+    assert out.startswith("Warning: loadgen itself was slow (CPU 97% of a core, event loop late by 1 ms at")
 
 
-def test_side_by_side() -> None:
-    figures, _ = engine_figures()
-    a = result(completed(0, 1.0), engine=figures)
-    b = result(completed(0, 1.0, tokens=9), engine=figures)
-    out = compared(a, b)
-    (line,) = (line for line in out.splitlines() if "output tokens/s" in line)
-    assert [cell.strip() for cell in line.strip("│").split("│")] == ["output tokens/s", "3.000", "9.000", "3.00x"]
+def test_interrupted_turns_are_told_beside_the_rates_that_leave_them_out(tmp_path: Path) -> None:
+    cut = RequestRecord(
+        session="s", index=0, turn=1, outcome=Outcome.INTERRUPTED, sent=2.0, chunks=(3.0, 4.0), ended=5.0
+    )
+    waiting = RequestRecord(session="s", index=0, turn=2, outcome=Outcome.NOT_REACHED)
+    end = msgspec.structs.replace(END, stopped_by="Ctrl-C")
+    out = printed([a_run(tmp_path, completed(), cut, waiting, end=end)], plots=False)
+    assert out.startswith("Warning: Interrupted by Ctrl-C: the report of what was measured so far")
+    assert cells(out, "chunks that they had got") == ["2"]
+    assert cells(out, "turns not reached") == ["1"]
+    assert "Turns interrupted in flight: 1. Tokens/s and turns/s count completed turns alone" in out
 
 
-def compared(a: RunResult, b: RunResult) -> str:
+def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run.jsonl", [completed()], None, header(1, 3))
+    out = printed([run])
+    assert "The file has no end: loadgen was killed, or still runs" in out
+    assert "2 of 3 turns have no line in the file" in out
+    assert "loadgen's own CPU" not in out
+    assert "TTFT (s) by the time of sending" in out
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    out = printed([write_run(tmp_path / "run.jsonl", [], None, header(1, 1))])
+    assert "TTFT (ms)" in out
+
+
+def test_repeats_are_one(tmp_path: Path) -> None:
+    engine = msgspec.structs.replace(END, engine=ENGINE)
+    runs = [a_run(tmp_path, completed(), end=engine), a_run(tmp_path, failed(), end=engine)]
+    out = printed(runs)
+    assert cells(out, "turns completed") == ["1", "of", "2"]
+    assert cells(out, "steps") == ["2", "2"]  # the engine's figures are each run's own
+    assert "1.jsonl: First 'HTTP error'" in out
+    assert "no repeats" not in out
+    other = a_run(tmp_path, completed(), end=engine, speed=2.0)
+    assert "The merged runs are no repeats of each other: they differ in speed." in printed([runs[0], other])
+
+
+def test_without_plots(tmp_path: Path) -> None:
+    assert "by the time of sending" not in printed([a_run(tmp_path, completed())], plots=False)
+
+
+def test_side_by_side(tmp_path: Path) -> None:
+    a = document(a_run(tmp_path, completed(), end=msgspec.structs.replace(END, engine=ENGINE)))
+    b = document(a_run(tmp_path, completed(tokens=9), end=msgspec.structs.replace(END, notes=("slow",))))
     console = Console(file=io.StringIO(), width=120)
-    print_comparison(a, b, ratios(a.document(), b.document()), ("old", "new"), console)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-
-def test_side_by_side_has_the_notes_of_each_side_and_no_empty_ones() -> None:
-    plain = compared(result(completed(0, 1.0)), result(completed(0, 1.0)))
-    assert plain.splitlines()[-1].startswith("└")
-    noted = compared(result(completed(0, 1.0)), result(completed(0, 1.0), notes=("slow",)))
-    assert noted.splitlines()[-1] == "new: Note: slow"
-
-
-def test_a_side_that_was_interrupted_is_told() -> None:
-    out = compared(result(completed(0, 1.0)), result(completed(0, 1.0), interrupted=True))
-    assert out.startswith("Interrupted: new is what was measured so far")
-
-
-def test_a_small_ratio_is_not_0() -> None:
-    out = compared(result(completed(0, 1.0), completed(1, 601.0)), result(completed(0, 1.0, tokens=4)))
-    (line,) = (line for line in out.splitlines() if "wall time" in line)
-    assert "0.0017x" in line
-
-
-@pytest.mark.parametrize(
-    ("value", "name", "expected"),
-    [
-        (None, "", "-"),
-        (0.1234, "x_share", "12.34%"),
-        (2**20, "x_bytes", "1.0 MiB"),
-        (12345, "", "12,345"),
-        (1234.5, "", "1,234"),
-        (12.34, "", "12.3"),
-        (0.1234, "", "0.123"),
-        (["a", "b"], "", "a, b"),
-        ([], "", "-"),
-    ],
-)
-def test_figures_as_text(value: Any, name: str, expected: str) -> None:
-    assert text(value, name) == expected
-
-
-def test_token_rates_by_hand() -> None:
-    """6 tokens over 3 chunks at 0.5, 0.7 and 0.9 s of a second: 2 each."""
-    assert token_rates([completed(0, 0.0, tokens=6)], 0.0, 0.8) == [5.0, 2.5]
+    print_side_by_side([a, b], ["old", "new"], console)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    assert cells(out, "output tokens/s") == ["3.000", "9.000"]
+    assert cells(out, "steps") == ["2", "-"]
+    assert "goodput" not in out  # neither has limits
+    assert out.splitlines()[-1] == "new: Note: slow"

@@ -1,0 +1,69 @@
+"""What a reader must know of a run beside its figures, in sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from loadgen.outcome import RequestRecord
+from loadgen.results.run_file import RunFile
+
+
+def warnings(run: RunFile, summary: Mapping[str, Any]) -> list[str]:
+    """What may make the figures wrong, or not those that were asked for: told before them."""
+    told = []
+    if summary.get("client_is_bottleneck"):
+        share, lag = summary.get("client_cpu_share") or 0.0, summary.get("client_p99_loop_lag_ms") or 0.0
+        told.append(
+            f"loadgen itself was slow (CPU {share:.0%} of a core, event loop late by {lag:.0f} ms at p99): latencies "
+            "include that. Give it more --workers or a faster machine."
+        )
+    if run.end is None:
+        told.append("The file has no end: loadgen was killed, or still runs. These are the requests written so far.")
+    elif run.end.stopped_by is not None:
+        told.append(f"Interrupted by {run.end.stopped_by}: the report of what was measured so far.")
+    if run.torn:
+        told.append("The last line of the file was cut while it was written, and is left out.")
+    return told
+
+
+def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[RequestRecord]) -> list[str]:
+    """The first failure of each kind in the server's own words, and what makes this run unlike another."""
+    told = [
+        f"First '{record.outcome}': session {record.session} turn {record.turn}: {record.detail}"
+        for record in first_failures
+    ]
+    if cut := summary["interrupted"]:
+        told.append(
+            f"Turns interrupted in flight: {cut:,}. Tokens/s and turns/s count completed turns alone, "
+            "over the whole time."
+        )
+    if mismatches := summary["asked_input_mismatches"]:
+        told.append(f"{mismatches:,} prompts had another number of tokens, by the server's usage, than the trace asks.")
+    if retries := summary["retries"]:
+        told.append(f"Requests were tried again {retries:,} times; their latencies are from the first try.")
+    if summary["warmup_requests"] or summary["cooldown_requests"]:
+        told.append(
+            f"Left out of the figures: {summary['warmup_requests']:,} requests of the warm-up, "
+            f"{summary['cooldown_requests']:,} of the cool-down. Figures of the engine and the server include them."
+        )
+    counted = summary["turns"] + summary["warmup_requests"] + summary["cooldown_requests"]
+    if missing := run.header.turns - counted:
+        told.append(
+            f"{missing:,} of {run.header.turns:,} turns have no line in the file: it does not tell what became of them."
+        )
+    if run.resumed:
+        when = ", ".join(f"{resumed.at:.1f} s" for resumed in run.resumed)
+        told.append(f"The run was resumed at {when}; the engine's and the server's figures are of its last part.")
+    if run.end is not None:
+        told += _of_end(run, run.header.settings.speed)
+    return told
+
+
+def _of_end(run: RunFile, asked_speed: float) -> list[str]:
+    assert run.end is not None
+    told = list(run.end.notes)
+    if changes := run.end.speed_changes:
+        speeds = ", ".join(f"{speed:g} from second {second:.1f} on" for second, speed in changes)
+        told.append(f"The speed was changed while it ran: {asked_speed:g} was asked for, then {speeds}.")
+    return told
