@@ -42,10 +42,11 @@ def played(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[
     Raises `TraceError` for one that does not fit, unless such are left out or cut.
     """
     sessions: Iterator[Session] = islice(trace.sessions(), settings.sessions)
+    header = header_of(trace, settings)
     if settings.length_scale is not None:
         sessions = scaled(sessions, trace.header, settings.length_scale)
     for index, session in enumerate(sessions):
-        fitting = session if limit is None else fit(session, limit, settings.too_long)
+        fitting = session if limit is None else fit(session, limit, settings.too_long, header)
         if fitting is not None:
             yield index, fitting
 

@@ -7,6 +7,7 @@ go on from each other's answers; single turns with the same session id are sent 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from loadgen.traces.model import Session, Text, Tokens, Turn
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent, TimeUnit
+from loadgen.traces.writing import Writer, number
 
 Time = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -46,6 +48,7 @@ class Kind(msgspec.Struct, frozen=True):
     turns: msgspec.Raw | UnsetType = UNSET
 
 
+_encode = msgspec.json.Encoder().encode
 _decode_kind = msgspec.json.Decoder(Kind).decode
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_single = msgspec.json.Decoder(Single).decode
@@ -136,3 +139,34 @@ class AIPerfReader(Reader):
             at=UNSET if single.timestamp is None else self.seconds(single.timestamp),
             think=self.seconds(single.delay or 0.0),
         )
+
+
+class AIPerfWriter(Writer):
+    """A chat on a line, or single turns in a row where each turn is by itself."""
+
+    format = Format.AIPERF
+    holds = frozenset({"session", "arrival", "at", "think", "user", "output_tokens", "parent"})
+
+    def write(self, session: Session) -> Iterator[bytes]:
+        later = session.turns[1:]
+        row = bool(later) and all(turn.parent is None for turn in later)
+        singles = []
+        for index, turn in enumerate(session.turns):
+            if turn.regenerates is not UNSET:
+                continue  # it was named as lost
+            if turn.user is UNSET:
+                raise ValueError(f"turns[{index}].user: the text is not known, which {self.format} needs")
+            if not row and turn.parent is not UNSET and turn.parent != (index - 1 if index else None):
+                self.losses.lose("parent", f"turns[{index}].")
+            time = session.arrival if index == 0 else None if turn.at is UNSET else turn.at
+            singles.append(
+                Single(
+                    session_id=session.session if row else UNSET,
+                    text=turn.user,
+                    timestamp=None if time is None else number(time * 1000, 4),
+                    delay=number(turn.think * 1000, 4) if turn.think else None,
+                    output_length=None if turn.output_tokens is UNSET else turn.output_tokens,
+                )
+            )
+        lines: Sequence[Single | Chat] = singles if row else [Chat(session_id=session.session, turns=tuple(singles))]
+        yield from (_encode(line) + b"\n" for line in lines)

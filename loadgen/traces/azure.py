@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import UNSET
 
-from loadgen.traces.model import Session
+from loadgen.traces.model import Header, Session
 from loadgen.traces.reading import Format, Reader, ReadOptions
-from loadgen.traces.rows import Columns, whole
+from loadgen.traces.rows import Columns, line_of, whole
+from loadgen.traces.writing import Losses, Request, RequestWriter, lengths
 
 TIME, INPUT, OUTPUT = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 TICKS = 10_000_000  # in a second
@@ -39,6 +40,30 @@ def date(ticks: int) -> str:
     return f"{moment.isoformat(sep=' ')}.{ticks % TICKS:07d}"
 
 
+class Dates:
+    """Reads dates, most of which are of the same minute as the one before."""
+
+    def __init__(self) -> None:
+        self._minute = ("", "")
+        self._minute_ticks = 0
+
+    def ticks(self, text: str) -> int:
+        """A date in steps of 100 ns from 1970 on, UTC. Raises `ValueError`."""
+        match = _DATE.fullmatch(text)
+        if not match:
+            raise ValueError(f"{TIME}: expected a date like 2023-11-16 18:15:46.6805900, got {text!r}")
+        minute, second, fraction, zone = match.groups("")
+        if self._minute != (minute, zone):
+            try:
+                self._minute_ticks = minute_ticks(minute, zone)
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"{TIME}: no such date: {text!r} ({error})") from None
+            self._minute = minute, zone
+        if int(second) > 59:
+            raise ValueError(f"{TIME}: no such date: {text!r}")
+        return self._minute_ticks + int(second) * TICKS + round(int(fraction.ljust(9, "0")) / 100)
+
+
 class AzureReader(Reader):
     """Each row is a session of one turn, named by its line. The recipe's `start` is the first date."""
 
@@ -48,32 +73,38 @@ class AzureReader(Reader):
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
-        self._minute: tuple[tuple[str, str], int] = (("", ""), 0)
+        self._dates = Dates()
         self._start: int | None = None
 
     def begin(self, record: bytes) -> None:
         self._columns = Columns(record, (TIME, INPUT, OUTPUT), ())
 
-    def ticks(self, text: str) -> int:
-        match = _DATE.fullmatch(text)
-        if not match:
-            raise ValueError(f"{TIME}: expected a date like 2023-11-16 18:15:46.6805900, got {text!r}")
-        minute, second, fraction, zone = match.groups("")
-        if self._minute[0] != (minute, zone):
-            try:
-                self._minute = (minute, zone), minute_ticks(minute, zone)
-            except (ValueError, OverflowError) as error:
-                raise ValueError(f"{TIME}: no such date: {text!r} ({error})") from None
-        if int(second) > 59:
-            raise ValueError(f"{TIME}: no such date: {text!r}")
-        return self._minute[1] + int(second) * TICKS + round(int(fraction.ljust(9, "0")) / 100)
-
     def read(self, line: int, record: bytes) -> Session | None:
         self.line = line
         row = self._columns.row(record)
-        ticks = self.ticks(row[TIME])
+        ticks = self._dates.ticks(row[TIME])
         turn = self.prompt(whole(row, INPUT), whole(row, OUTPUT), UNSET)
         if self._start is None:
             self._start = ticks
             self.header = msgspec.structs.replace(self.header, recipe={**self.header.recipe, "start": date(ticks)})
         return Session(session=str(line), arrival=(ticks - self._start) / TICKS, turns=(turn,))
+
+
+class AzureWriter(RequestWriter):
+    """A row for each turn. Dates begin at the recipe's `start`, or else with 1970."""
+
+    format = Format.AZURE
+    holds = frozenset({"arrival", "at", "parent", "regenerates", "user_tokens", "output_tokens"})
+
+    def __init__(self, header: Header, losses: Losses) -> None:
+        super().__init__(header, losses)
+        start = header.recipe.get("start")
+        if start is None:
+            losses.remark("date, which the trace does not say: it begins with 1970")
+        self._start = 0 if start is None else Dates().ticks(str(start))
+
+    def begin(self) -> bytes:
+        return line_of(TIME, INPUT, OUTPUT)
+
+    def line(self, request: Request) -> bytes:
+        return line_of(date(self._start + round(request.time * TICKS)), *lengths(request, self.format))

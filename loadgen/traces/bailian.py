@@ -7,14 +7,17 @@ belongs. `parent_chat_id` is the request before it in the chat, -1 for the first
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from loadgen.traces.model import Index, Session, Tokens
+from loadgen.traces.model import Header, Index, Session, Tokens
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent, TimeUnit
+from loadgen.traces.writing import BlockWriter, Losses, Request, lengths, number
 
+BLOCK_SIZE = 16
 ROOT = -1
 
 
@@ -29,6 +32,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     hash_ids: tuple[Index, ...] | UnsetType = UNSET
 
 
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -36,7 +40,7 @@ class BailianReader(Reader):
     """A chat is named by its first request, or by the oldest one known of it where that is not in the trace."""
 
     format = Format.BAILIAN
-    block_size = 16
+    block_size = BLOCK_SIZE
     time_unit = TimeUnit.SECONDS
 
     def __init__(self, options: ReadOptions) -> None:
@@ -66,3 +70,54 @@ class BailianReader(Reader):
             name = self._conversations.get(read.parent_chat_id, str(read.parent_chat_id))
         self._conversations[read.chat_id] = name
         return name
+
+
+class BailianWriter(BlockWriter):
+    """A line for each turn. Chat ids stay if the trace was Bailian's; else requests are numbered from 0.
+
+    Then each is linked to the one before of its conversation, or of its session.
+    """
+
+    format = Format.BAILIAN
+    default_block_size = BLOCK_SIZE
+    holds = frozenset({"arrival", "at", "parent", "regenerates", "user_tokens", "hash_ids", "output_tokens"}) | {
+        "session",
+        "conversation",
+        "turn",
+        "labels",
+    }
+
+    def __init__(self, header: Header, losses: Losses) -> None:
+        super().__init__(header, losses)
+        self._kept = header.recipe.get("source_format") == self.format
+        self._numbers = count()
+        self._latest: Recent[str, tuple[int, int]] = Recent()  # chat id and turn of a conversation's latest request
+
+    def line(self, request: Request) -> bytes:
+        session = request.session
+        input_tokens, output_tokens = lengths(request, self.format)
+        labels = dict(session.labels)
+        kind, parent = labels.pop("type", UNSET), labels.pop("parent_chat_id", None)
+        if labels:
+            self.losses.lose("labels")
+        turn = session.turn
+        if self._kept and isinstance(parent, int):
+            chat_id = int(session.session)
+        else:
+            self.losses.lose("session")
+            chat_id = next(self._numbers)
+            name = f"session {session.session}" if session.conversation is UNSET else session.conversation
+            parent, before = self._latest.get(name, (ROOT, 0))
+            turn = before + 1
+            self._latest[name] = chat_id, turn
+        line = Line(
+            chat_id=chat_id,
+            parent_chat_id=parent,
+            timestamp=number(request.time, 7),
+            input_length=input_tokens,
+            output_length=output_tokens,
+            type=kind if kind is UNSET else str(kind),
+            turn=turn,
+            hash_ids=self.hash_ids(request.turn, input_tokens),
+        )
+        return _encode(line) + b"\n"

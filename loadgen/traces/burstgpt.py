@@ -10,7 +10,8 @@ from msgspec import UNSET
 
 from loadgen.traces.model import Session
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent, TimeUnit
-from loadgen.traces.rows import Columns, number, whole
+from loadgen.traces.rows import Columns, line_of, number, whole
+from loadgen.traces.writing import Request, RequestWriter, lengths
 
 TIME, INPUT, OUTPUT, TOTAL = "Timestamp", "Request tokens", "Response tokens", "Total tokens"
 SESSION, ELAPSED, MODEL, LOG = "Session ID", "Elapsed time", "Model", "Log Type"
@@ -58,3 +59,29 @@ class BurstGPTReader(Reader):
             turn=place or UNSET,
             labels=labels,
         )
+
+
+class BurstGPTWriter(RequestWriter):
+    """A row for each turn, in the columns of the later version. A session of several turns is a conversation."""
+
+    format = Format.BURSTGPT
+    holds = frozenset({"arrival", "at", "parent", "regenerates", "user_tokens", "output_tokens"}) | {
+        "conversation",
+        "turn",
+        "labels",
+    }
+
+    def begin(self) -> bytes:
+        return line_of(TIME, SESSION, ELAPSED, MODEL, INPUT, OUTPUT, TOTAL, LOG)
+
+    def line(self, request: Request) -> bytes:
+        session = request.session
+        input_tokens, output_tokens = lengths(request, self.format)
+        conversation = "" if session.conversation is UNSET else session.conversation
+        if not conversation and len(session.turns) > 1:
+            conversation = session.session
+        if not {ELAPSED, MODEL, LOG}.issuperset(session.labels):
+            self.losses.lose("labels")
+        elapsed, model, log = (session.labels.get(name, "") for name in (ELAPSED, MODEL, LOG))
+        time, total = round(request.time, 7), input_tokens + output_tokens
+        return line_of(time, conversation, elapsed, model, input_tokens, output_tokens, total, log)

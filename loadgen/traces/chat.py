@@ -5,12 +5,13 @@ It is documented in traces/README.md and traces/chat.schema.json, both of its ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from loadgen.traces.model import FORMAT, VERSIONS, Header, Session, check_session
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent
+from loadgen.traces.writing import DETAIL, LOAD, Writer
 
 encode = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(Header).decode
@@ -53,6 +54,19 @@ class ChatReader(Reader):
         check_session(session, self.header)
         self._names[session.session] = None
         return session
+
+
+class ChatWriter(Writer):
+    """It holds all of the model."""
+
+    format = Format.CHAT
+    holds = frozenset({*LOAD, *DETAIL})
+
+    def begin(self) -> bytes:
+        return encode(self.header) + b"\n"
+
+    def write(self, session: Session) -> Iterator[bytes]:
+        yield encode(session) + b"\n"
 
 
 def trace_lines(header: Header, sessions: Iterable[Session]) -> Iterable[bytes]:

@@ -12,20 +12,21 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from loadgen.traces.aiperf import AIPerfReader
-from loadgen.traces.azure import AzureReader
-from loadgen.traces.bailian import BailianReader
-from loadgen.traces.burstgpt import BurstGPTReader
-from loadgen.traces.chat import ChatReader
+from loadgen.traces.aiperf import AIPerfReader, AIPerfWriter
+from loadgen.traces.azure import AzureReader, AzureWriter
+from loadgen.traces.bailian import BailianReader, BailianWriter
+from loadgen.traces.burstgpt import BurstGPTReader, BurstGPTWriter
+from loadgen.traces.chat import ChatReader, ChatWriter
 from loadgen.traces.model import Header, Session, TraceError
-from loadgen.traces.mooncake import MooncakeReader
-from loadgen.traces.openai_batch import OpenAIBatchReader
+from loadgen.traces.mooncake import MooncakeReader, MooncakeWriter
+from loadgen.traces.openai_batch import OpenAIBatchReader, OpenAIBatchWriter
 from loadgen.traces.reading import Format, Reader, ReadOptions, TimeUnit
-from loadgen.traces.sharegpt import ShareGPTReader
+from loadgen.traces.sharegpt import ShareGPTReader, ShareGPTWriter
 from loadgen.traces.source import Record, Source
-from loadgen.traces.vllm_custom import VllmReader
+from loadgen.traces.vllm_custom import VllmReader, VllmWriter
+from loadgen.traces.writing import Writer
 
-__all__ = ["READERS", "BadLines", "Format", "TimeUnit", "TraceFile", "detect", "open_trace"]
+__all__ = ["READERS", "WRITERS", "BadLines", "Format", "TimeUnit", "TraceFile", "detect", "open_trace"]
 
 READERS: dict[Format, type[Reader]] = {
     reader.format: reader
@@ -39,6 +40,20 @@ READERS: dict[Format, type[Reader]] = {
         VllmReader,
         OpenAIBatchReader,
         AIPerfReader,
+    )
+}
+WRITERS: dict[Format, type[Writer]] = {
+    writer.format: writer
+    for writer in (
+        ChatWriter,
+        MooncakeWriter,
+        BailianWriter,
+        BurstGPTWriter,
+        AzureWriter,
+        ShareGPTWriter,
+        VllmWriter,
+        OpenAIBatchWriter,
+        AIPerfWriter,
     )
 }
 PLACES = 7  # decimal places of a second that are kept: 100 ns, the finest that a format has
@@ -144,7 +159,7 @@ class TraceFile:
         self.bad = BadLines()
         reader = self._reader = READERS[self.format](self._options)
         self.left_out = reader.left_out
-        clock = _Clock(reader.time_field) if in_order else None
+        clock = Clock(reader.time_field) if in_order else None
         for line, record in self._records(reader):
             session = self._take(reader, clock, line, record)
             if session is not None:
@@ -163,7 +178,7 @@ class TraceFile:
                     raise TraceError(f"{self.path}: line {line}: {explain(error)}") from None
         yield from records
 
-    def _take(self, reader: Reader, clock: _Clock | None, line: int, record: bytes | None) -> Session | None:
+    def _take(self, reader: Reader, clock: Clock | None, line: int, record: bytes | None) -> Session | None:
         try:
             session = reader.finish() if record is None else reader.read(line, record)
             if session is None:
@@ -178,7 +193,7 @@ class TraceFile:
             return None
 
 
-class _Clock:
+class Clock:
     """Checks that times go on, and counts them from the first arrival."""
 
     def __init__(self, field: str) -> None:

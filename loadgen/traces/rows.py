@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Sequence
 
@@ -43,6 +44,15 @@ class Columns:
         if len(found) != len(self.names):
             raise ValueError(f"must have {len(self.names)} cells, one for each column, got {len(found)}")
         return dict(zip(self.names, found, strict=True))
+
+
+def line_of(*values: str | int | float) -> bytes:
+    """A line of cells, with its end. Raises `ValueError` for a text with a line end in it."""
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="").writerow(values)
+    if any(end in file.getvalue() for end in "\r\n"):
+        raise ValueError(f"a cell cannot hold a line end: {values!r}")
+    return file.getvalue().encode() + b"\n"
 
 
 def whole(row: dict[str, str], name: str, least: int = 1, most: int = 10_000_000) -> int:

@@ -6,11 +6,14 @@ chat. What cannot be asked is left out, and counted: such answers, empty message
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.traces.model import Session, Turn
+from loadgen.traces.model import Header, Session, Turn
 from loadgen.traces.reading import Format, Reader
+from loadgen.traces.writing import Losses, Writer
 
 ASKS = ("human", "user")
 ANSWERS = ("gpt", "chatgpt", "assistant", "bing", "bard")
@@ -35,6 +38,7 @@ class Conversation(msgspec.Struct, frozen=True):
     id: str | int | UnsetType = UNSET
 
 
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Conversation).decode
 
 
@@ -76,3 +80,32 @@ class ShareGPTReader(Reader):
                 allowed = ", ".join((*ASKS, *ANSWERS, SYSTEM))
                 raise ValueError(f'conversations[{index}].from: allowed are {allowed}, got "{message.sender}"')
         return turns
+
+
+class ShareGPTWriter(Writer):
+    """One JSON array, a conversation a line."""
+
+    format = Format.SHAREGPT
+    holds = frozenset({"session", "system", "user", "reply"})
+
+    def __init__(self, header: Header, losses: Losses) -> None:
+        super().__init__(header, losses)
+        self._before = b"[\n"
+
+    def write(self, session: Session) -> Iterator[bytes]:
+        messages: list[Message] = []
+        if session.system is not None:
+            messages.append(Message(SYSTEM, self.header.systems[session.system]))
+        for index, turn in enumerate(session.turns):
+            if turn.regenerates is not UNSET:
+                continue  # it was named as lost
+            if turn.user is UNSET:
+                raise ValueError(f"turns[{index}].user: the text is not known, which {self.format} needs")
+            messages.append(Message("human", turn.user))
+            if turn.reply is not UNSET:
+                messages.append(Message("gpt", turn.reply))
+        yield self._before + _encode(Conversation(tuple(messages), session.session))
+        self._before = b",\n"
+
+    def finish(self) -> Iterator[bytes]:
+        yield b"\n]\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.traces.model import Session, Text, Tokens, Turn
+from loadgen.traces.model import Session, Text, Tokens, Turn, turn_inputs
 from loadgen.traces.reading import Format, Reader
+from loadgen.traces.writing import Request, RequestWriter
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -14,6 +15,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     output_tokens: Tokens | UnsetType = UNSET
 
 
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -28,3 +30,19 @@ class VllmReader(Reader):
         return Session(
             session=str(line), arrival=None, turns=(Turn(user=read.prompt, output_tokens=read.output_tokens),)
         )
+
+
+class VllmWriter(RequestWriter):
+    """A line for each turn."""
+
+    format = Format.VLLM
+    needs_time = False
+    holds = frozenset({"user", "output_tokens", "parent", "regenerates"})
+
+    def line(self, request: Request) -> bytes:
+        asked = turn_inputs(request.session)[request.index]
+        if asked is None:
+            raise ValueError(f"{request.where}user: the text is not known, which {self.format} needs")
+        if asked.history:
+            self.losses.lose("history", request.where)
+        return _encode(Line(prompt=asked.user, output_tokens=request.turn.output_tokens)) + b"\n"
