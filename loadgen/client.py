@@ -71,7 +71,7 @@ class Usage(msgspec.Struct, frozen=True):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
-class _Chunk(msgspec.Struct, frozen=True, gc=False):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A chunk of a stream, or a whole answer."""
 
     choices: list[_Choice] | None = None
@@ -80,7 +80,7 @@ class _Chunk(msgspec.Struct, frozen=True, gc=False):
     kind: str | None = msgspec.field(name="object", default=None)
 
 
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_json = msgspec.json.Decoder(Chunk).decode
 
 
 def reason(error: Exception) -> str:
@@ -159,9 +159,9 @@ def error_text(body: bytes) -> str:
     return text[:_DETAIL_LENGTH]
 
 
-def _decode(body: bytes) -> _Chunk:
+def decode_chunk(body: bytes) -> Chunk:
     try:
-        chunk = _decode_chunk(body)
+        chunk = _decode_json(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _Failure(Outcome.BAD_STREAM, f"{error}: {body[:80]!r}") from None
     if chunk.error is not None or chunk.kind == "error":
@@ -169,7 +169,7 @@ def _decode(body: bytes) -> _Chunk:
     return chunk
 
 
-def _take_chunk(chunk: _Chunk, response: Response) -> bool:
+def take_chunk(chunk: Chunk, response: Response) -> bool:
     """Keep what a chunk brought; returns whether it carries content."""
     if chunk.usage is not None:
         response.usage = chunk.usage
@@ -200,7 +200,7 @@ async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: C
                 if event == b"[DONE]":
                     response.complete(now)
                     break
-                if _take_chunk(_decode(event), response):
+                if take_chunk(decode_chunk(event), response):
                     response.chunks.append(now)
                     on_chunk()
             if response.ended is not None:
@@ -226,10 +226,10 @@ async def _take_whole(reply: aiohttp.ClientResponse, response: Response, on_chun
     except aiohttp.ClientError as error:
         raise _Failure(Outcome.CUT, reason(error)) from None
     now = clock()
-    chunk = _decode(body)
+    chunk = decode_chunk(body)
     if not chunk.choices:
         raise _Failure(Outcome.BAD_STREAM, f"an answer without choices: {body[:80]!r}")
-    _take_chunk(chunk, response)
+    take_chunk(chunk, response)
     response.chunks.append(now)
     response.complete(now)
     on_chunk()
