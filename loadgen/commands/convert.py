@@ -77,6 +77,7 @@ def report(trace: TraceFile, target: Path, to: str, converted: Converted) -> lis
         lines += [f"    {text}" for text in trace.bad.first]
     lines += [f"  left out of {trace.path}: {count:,} {what}" for what, count in trace.left_out.items()]
     lines += [f"  not kept: {what} ({count:,})" for what, count in converted.lost.items()]
+    lines += [f"  note: {text}" for text in converted.remarks]
     return lines
 
 

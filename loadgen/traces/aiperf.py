@@ -157,7 +157,7 @@ class AIPerfWriter(Writer):
             if turn.user is UNSET:
                 raise ValueError(f"turns[{index}].user: the text is not known, which {self.format} needs")
             if not row and turn.parent is not UNSET and turn.parent != (index - 1 if index else None):
-                self.losses.lose("parent", f"turns[{index}].")
+                self.losses.lose("parent", where=f"turns[{index}].")
             time = session.arrival if index == 0 else None if turn.at is UNSET else turn.at
             singles.append(
                 Single(

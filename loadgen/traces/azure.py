@@ -100,7 +100,7 @@ class AzureWriter(RequestWriter):
         super().__init__(header, losses)
         start = header.recipe.get("start")
         if start is None:
-            losses.remark("date, which the trace does not say: it begins with 1970")
+            losses.remarks["the trace does not say its date: the file begins with 1970"] += 1
         self._start = 0 if start is None else Dates().ticks(str(start))
 
     def begin(self) -> bytes:

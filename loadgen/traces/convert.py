@@ -41,11 +41,12 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written, and how often each of the things in `lost` was left out of it."""
+    """What was written, how often each of the things in `lost` was left out of it, and what else is to be known."""
 
     sessions: int
     turns: int
     lost: Counter[str]
+    remarks: tuple[str, ...]
 
 
 def convert(
@@ -80,7 +81,7 @@ def convert(
             file.writelines(writer.finish())
         except ValueError as error:
             raise TraceError(f"{trace.path}: {error}") from None
-    return Converted(written, turns, losses.counts)
+    return Converted(written, turns, losses.counts, tuple(losses.remarks))
 
 
 @contextmanager

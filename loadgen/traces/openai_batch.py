@@ -67,7 +67,7 @@ class OpenAIBatchWriter(RequestWriter):
         messages.append({"role": "user", "content": asked.user})
         body: dict[str, Any] = {"messages": messages, "temperature": self.header.temperature, "seed": turn.seed}
         if turn.output_tokens is not UNSET:
-            self.losses.remark("lengths of answers, which became limits")
+            self.losses.remarks["lengths of answers are upper limits"] += 1
             body["max_tokens"] = turn.output_tokens
-        self.losses.remark("requests without a model")
+        self.losses.remarks["requests name no model"] += 1
         return body

@@ -19,7 +19,7 @@ def scaled_block_size(block_size: int, factor: float) -> int:
     size = round(block_size * factor)
     if size < 1 or abs(size - block_size * factor) > 1e-6:
         near = [max(1, int(block_size * factor)), max(1, int(block_size * factor)) + 1]
-        factors = " and ".join(f"{number}/{block_size} = {number / block_size:g}" for number in near)
+        factors = " and ".join(f"{number}/{block_size} = {number / block_size}" for number in near)
         raise TraceError(
             f"--length-scale {factor:g}: blocks of {block_size} tokens must become whole tokens; "
             f"the factors next to it are {factors}"
@@ -95,7 +95,7 @@ def fit(session: Session, limit: int, policy: str, header: Header) -> Session | 
         return msgspec.structs.replace(session, turns=tuple(_cut(turn, header, limit) for turn in session.turns))
     index, turn = next((index, turn) for index, turn in enumerate(session.turns) if tokens_of(turn) > limit)
     scale = fitting_scale(tokens_of(turn), header, limit)
-    hint = "" if scale is None else f"; it would fit by --length-scale {scale:g}"
+    hint = "" if scale is None else f"; it would fit by --length-scale {scale}"
     raise TraceError(
         f"session {session.session}: turn {index} has {tokens_of(turn):,} tokens, prompt and answer together, "
         f"and the server takes {limit:,}{hint}, or let --too-long skip or cut"

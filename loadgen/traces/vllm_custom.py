@@ -44,5 +44,5 @@ class VllmWriter(RequestWriter):
         if asked is None:
             raise ValueError(f"{request.where}user: the text is not known, which {self.format} needs")
         if asked.history:
-            self.losses.lose("history", request.where)
+            self.losses.lose("history", where=request.where)
         return _encode(Line(prompt=asked.user, output_tokens=request.turn.output_tokens)) + b"\n"

@@ -40,8 +40,18 @@ DETAIL = {
     "recipe": "where the trace is from",
 }
 _SESSION_FIELDS = ("session", "arrival", "system", "conversation", "turn", "labels")
-_TURN_FIELDS = ("think", "at", "parent", "regenerates", "user", "hash_ids", "output_tokens", "reply")
-_TURN_DETAILS = ("user_tokens", "seed")
+_TURN_FIELDS = (
+    "think",
+    "at",
+    "parent",
+    "user",
+    "user_tokens",
+    "regenerates",
+    "hash_ids",
+    "reply",
+    "output_tokens",
+    "seed",
+)
 
 
 class Losses:
@@ -49,18 +59,17 @@ class Losses:
 
     def __init__(self, format: Format, allowed: bool) -> None:
         self.counts: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()  # what else is to be known of the file
         self._format = format
         self._allowed = allowed
 
-    def lose(self, field: str, where: str = "") -> None:
-        """Raises `ValueError` that names the field if the load would be another."""
-        if field in LOAD and not self._allowed:
-            raise ValueError(f"{where}{field}: {self._format} holds no {LOAD[field]}; --lossy leaves them out")
-        self.counts[LOAD.get(field) or DETAIL[field]] += 1
-
-    def remark(self, text: str) -> None:
-        """Something else to know of what was written."""
-        self.counts[text] += 1
+    def lose(self, *fields: str, where: str = "") -> None:
+        """Raises `ValueError` that names the fields if the load would be another."""
+        load = list(dict.fromkeys(field for field in fields if field in LOAD))
+        if load and not self._allowed:
+            what = "; ".join(LOAD[field] for field in load)
+            raise ValueError(f"{where}{', '.join(load)}: {self._format} cannot hold {what} (--lossy leaves that out)")
+        self.counts.update(LOAD.get(field) or DETAIL[field] for field in fields)
 
 
 class Writer(ABC):
@@ -94,13 +103,10 @@ class Writer(ABC):
         yield from ()
 
     def _check(self, session: Session) -> None:
-        for field in _SESSION_FIELDS:
-            if field not in self.holds and getattr(session, field) not in (UNSET, None, {}):
-                self.losses.lose(field)
-        for index, turn in enumerate(session.turns):
-            for field in (*_TURN_FIELDS, *_TURN_DETAILS):
-                if field not in self.holds and getattr(turn, field) not in (UNSET, 0):
-                    self.losses.lose(field, f"turns[{index}].")
+        lost = [field for field in _SESSION_FIELDS if getattr(session, field) not in (UNSET, None, {})]
+        for turn in session.turns:
+            lost += [field for field in _TURN_FIELDS if getattr(turn, field) not in (UNSET, 0)]
+        self.losses.lose(*(field for field in lost if field not in self.holds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,7 @@ class BlockWriter(RequestWriter):
         self._given = self._met = False
         self._block_size = self.default_block_size if header.block_size is UNSET else header.block_size
         if self._block_size != self.default_block_size:
-            losses.remark(f"block size, which the file does not say: read it with --block-size {self._block_size}")
+            losses.remarks[f"the file does not say its block size: read it with --block-size {self._block_size}"] += 1
 
     def hash_ids(self, turn: Turn, input_tokens: int) -> tuple[int, ...]:
         """The ids of a turn's blocks. Raises `ValueError` where ids of the trace's own may meet the fresh ones."""
