@@ -1,0 +1,263 @@
+"""A against B: the same requests on both sides in turn, the ratios of what came of them, and whether they differ.
+
+Runs alternate (A B, B A, A B, ...), so that a machine that gets slower or faster does so to both. Each repeat gives
+one ratio for every figure. For latencies it is the median over the requests that both sides completed of B's latency /
+A's of the same request, which no single odd request moves; for the rest it is of the runs' own figures.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from loadgen.experiments.sides import Side
+from loadgen.experiments.statistics import ERROR_RATE, Decision, Mean, holm, repeats_needed, smallest_found
+from loadgen.metrics.latency import latencies
+from loadgen.metrics.window import Part
+from loadgen.outcome import Outcome
+from loadgen.results.document import Document, measure
+from loadgen.results.run_file import RunFile
+
+Measure = Callable[[Side, int, Path], Awaitable[RunFile]]
+FIVE_PERCENT = 0.05
+PARTS = ("summary", "engine", "settings")  # whose numbers have ratios
+Key = tuple[int, int]  # a session's place in the trace, and a turn of it
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Something that is compared: a latency of single requests, or a figure of a run's summary."""
+
+    name: str
+    title: str
+    shown: str  # of the summary, beside the ratio
+    words: tuple[str, str]  # that B's is, where it is more and where it is less
+    requests: bool = False
+    points: bool = False  # a share, compared by difference
+
+
+FIGURES = (
+    Figure("output_throughput", "output tokens/s", "output_throughput", ("more", "fewer")),
+    Figure("ttft_scheduled", "TTFT", "p50_ttft_scheduled_ms", ("longer", "shorter"), requests=True),
+    Figure("p99_ttft_scheduled_ms", "TTFT, p99", "p99_ttft_scheduled_ms", ("longer", "shorter")),
+    Figure("tpot", "TPOT", "p50_tpot_ms", ("longer", "shorter"), requests=True),
+    Figure("e2el_scheduled", "E2E", "p50_e2el_scheduled_ms", ("longer", "shorter"), requests=True),
+    Figure("p99_e2el_scheduled_ms", "E2E, p99", "p99_e2el_scheduled_ms", ("longer", "shorter")),
+    Figure("slo_attainment", "turns within the limits", "slo_attainment", ("more", "fewer"), points=True),
+    Figure("failed_share", "turns failed", "failed_share", ("more", "fewer"), points=True),
+)
+OF_REQUESTS = tuple(figure.name for figure in FIGURES if figure.requests)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the repeats say of one figure.
+
+    `change` is B / A - 1, or the difference of two shares. It lies between `low` and `high` with an error of at most
+    `error_rate`, and `differs` if that leaves out 0; all verdicts of a comparison together find a difference between
+    equal sides in at most 5 % of cases. `found_from` is about the smallest change that would be found in 9 of 10
+    comparisons, and with `repeats_for_5_percent` that would be 5 %. None: the repeats do not tell; `untold` says why.
+    """
+
+    figure: str
+    title: str
+    a: float | None  # the median over the repeats
+    b: float | None
+    points: bool = False
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error_rate: float | None = None
+    chance: float | None = None  # of so much or more if the sides are equal
+    differs: bool | None = None
+    found_from: float | None = None
+    repeats_for_5_percent: int | None = None
+    untold: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Both sides' documents, and by the name of each figure the logarithm of B / A, or the difference of two shares.
+
+    None: a side has no such figure.
+    """
+
+    a: Document
+    b: Document
+    changes: Mapping[str, float | None]
+
+
+def read_repeat(a: RunFile, b: RunFile) -> Repeat:
+    """Read both runs, in memory for the latencies of A's requests. Raises `ResultError`."""
+    (document_a, latencies_a), (document_b, latencies_b) = _read(a), _read(b)
+    before = dict(latencies_a)
+    logarithms: list[list[float]] = [[] for _ in OF_REQUESTS]
+    for key, after in latencies_b:
+        for found, first, second in zip(logarithms, before.get(key, ()), after, strict=False):
+            if first is not None and second is not None and min(first, second) > 0:
+                found.append(math.log(second / first))
+    changes = {
+        name: statistics.median(found) if found else None for name, found in zip(OF_REQUESTS, logarithms, strict=True)
+    }
+    for figure in FIGURES:
+        if not figure.requests:
+            sides = [document["summary"].get(figure.shown) for document in (document_a, document_b)]
+            changes[figure.name] = _change(figure, *sides)
+    return Repeat(document_a, document_b, changes)
+
+
+def _read(run: RunFile) -> tuple[Document, Iterator[tuple[Key, tuple[float | None, ...]]]]:
+    """A run's document, and what its completed requests have of `OF_REQUESTS`."""
+    measured = measure(run)
+    document = measured.document()
+    summary = document["summary"]
+    summary["failed_share"] = summary["failed"] / summary["turns"] if summary["turns"] else None
+    window = measured.figures.window
+
+    def requests() -> Iterator[tuple[Key, tuple[float | None, ...]]]:
+        for record in run.records():
+            if record.outcome is Outcome.COMPLETED and window.part(record) is Part.MEASURED:
+                of_it = latencies(record)
+                yield record.key, tuple([getattr(of_it, name) for name in OF_REQUESTS])
+
+    return document, requests()
+
+
+def _change(figure: Figure, before: float | None, after: float | None) -> float | None:
+    if before is None or after is None:
+        return None
+    if figure.points:
+        return float(after - before)
+    return math.log(after / before) if before > 0 and after > 0 else None
+
+
+async def interleaved(
+    sides: tuple[Side, Side], repeats: int, folder: Path, measure: Measure
+) -> AsyncIterator[tuple[int, RunFile]]:
+    """Measure A B, B A, A B, ... into files of the folder; yields which side each run is of."""
+    for repeat in range(1, repeats + 1):
+        for index in (0, 1) if repeat % 2 else (1, 0):
+            yield index, await measure(sides[index], repeat, folder / f"{'ab'[index]}-{repeat}.jsonl")
+
+
+def verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
+    """What the repeats say of each figure that a side has."""
+    figures = [figure for figure in FIGURES if any(_shown(figure, repeats))]
+    means: dict[Figure, Mean] = {}
+    for figure in figures:
+        values = [repeat.changes[figure.name] for repeat in repeats]
+        told = [value for value in values if value is not None]
+        if len(told) == len(values) >= 2:
+            means[figure] = Mean.of(told)
+    # Equal to the last digit in every repeat is no test that could fail: it takes nothing from the others.
+    tested = [figure for figure, mean in means.items() if mean.value or mean.error]
+    decisions = dict(zip(tested, holm([means[figure].chance for figure in tested]), strict=True))
+    return [
+        _verdict(figure, repeats, means.get(figure), decisions.get(figure), max(1, len(tested))) for figure in figures
+    ]
+
+
+def _shown(figure: Figure, repeats: Sequence[Repeat]) -> list[float | None]:
+    return [side["summary"].get(figure.shown) for repeat in repeats for side in (repeat.a, repeat.b)]
+
+
+def _verdict(
+    figure: Figure, repeats: Sequence[Repeat], mean: Mean | None, decision: Decision | None, tested: int
+) -> Verdict:
+    """`mean` None: no uncertainty is known; `decision` None: every repeat was exactly equal."""
+    back = _same if figure.points else math.expm1
+    values = [repeat.changes[figure.name] for repeat in repeats]
+    told = [value for value in values if value is not None]
+    shown = _shown(figure, repeats)
+    verdict = Verdict(
+        figure=figure.name,
+        title=figure.title,
+        a=_median(shown[::2]),
+        b=_median(shown[1::2]),
+        points=figure.points,
+        change=back(statistics.fmean(told)) if told else None,
+    )
+    if mean is None:
+        return replace(verdict, untold=_untold(values))
+    error_rate = ERROR_RATE if decision is None else decision.error_rate
+    low, high = mean.interval(error_rate)
+    deviation = mean.error * math.sqrt(mean.repeats)
+    return replace(
+        verdict,
+        low=back(low),
+        high=back(high),
+        error_rate=error_rate,
+        chance=mean.chance,
+        differs=decision is not None and decision.differs,
+        found_from=back(smallest_found(mean.error, mean.repeats, tested)),
+        repeats_for_5_percent=repeats_needed(deviation, FIVE_PERCENT, tested),
+    )
+
+
+def _same(value: float) -> float:
+    return value
+
+
+def _untold(values: Sequence[float | None]) -> str:
+    lacking = sum(value is None for value in values)
+    if not lacking:
+        return "one repeat: nothing is known of its uncertainty"
+    if lacking == len(values):
+        return "a side has no such figure"
+    return f"a side has no such figure in {lacking} of {len(values)} repeats: it is among failed requests, or 0"
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return statistics.median(told) if told else None
+
+
+def typical(documents: Sequence[Document]) -> Document:
+    """A side's figures as one document: the median over its repeats of every number, and what else the first has."""
+    return _typical(documents)  # type: ignore[no-any-return]
+
+
+def _typical(values: Sequence[Any]) -> Any:
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, dict):
+        return {name: _typical([value.get(name) for value in values if isinstance(value, dict)]) for name in first}
+    if isinstance(first, bool) or not isinstance(first, int | float):
+        return first
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    whole = all(isinstance(number, int) for number in numbers)
+    return statistics.median_low(numbers) if whole else statistics.median(numbers)
+
+
+def ratios(a: Any, b: Any) -> Any:
+    """b / a for every number that both have, in the same shape; None where a is 0 or one side has no number."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return {name: ratios(a[name], b[name]) for name in a if name in b and _compares(a[name], b[name])}
+    if a is None or b is None or a == 0:
+        return None
+    return b / a
+
+
+def _compares(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) or isinstance(b, dict):
+        return isinstance(a, dict) and isinstance(b, dict) and bool(a.keys() & b.keys())
+    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in (a, b))
+
+
+def comparison(repeats: Sequence[Repeat], conditions: str, only_a: Document | None = None) -> Document:
+    """The JSON contract's shape, with `repeats` and `verdicts`. `only_a`: there is no whole repeat, but that run."""
+    a = typical([repeat.a for repeat in repeats]) if repeats else only_a
+    b = typical([repeat.b for repeat in repeats]) if repeats else None
+    return {
+        "a": a,
+        "b": b,
+        "ratio": {} if a is None or b is None else ratios(*({part: side[part] for part in PARTS} for side in (a, b))),
+        "conditions": conditions,
+        "repeats": [{"a": repeat.a["summary"], "b": repeat.b["summary"]} for repeat in repeats],
+        "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts(repeats)],
+    }
