@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from loadgen.commands import convert, replay, resume, synth
+from loadgen.commands import convert, inspect, replay, resume, synth
 from loadgen.options import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 
-COMMANDS = (replay, resume, convert, synth)
+COMMANDS = (replay, resume, convert, inspect, synth)
 
 
 def make_parser() -> argparse.ArgumentParser:
