@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Saturated:
-    """What was found over `seconds`: requests/s that stay unanswered, and by how many seconds TTFT grows each second."""
+    """What was found over `seconds`: how many requests/s stay unanswered, and how many s/s TTFT grows."""
 
     seconds: float
     unanswered: float

@@ -33,6 +33,11 @@ class SelfFigures(msgspec.Struct, frozen=True, kw_only=True):
         """Of one core."""
         return self.cpu_s / self.wall_s if self.wall_s > 0 else 0.0
 
+    def cpu_share_since(self, before: SelfFigures) -> float:
+        """Of one core, between an earlier moment and this one; the whole if there is nothing between them."""
+        wall = self.wall_s - before.wall_s
+        return (self.cpu_s - before.cpu_s) / wall if wall > 0 else self.cpu_share
+
     @property
     def bottleneck(self) -> bool:
         """Whether it was too slow to measure by: it had no CPU left, or woke too late."""

@@ -6,7 +6,7 @@ All of it was counted or measured. Amounts are since the run's beginning, so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadgen.metrics.histogram import Histogram
 from loadgen.outcome import Outcome
@@ -32,13 +32,13 @@ class RunState:
     sent: int = 0
     in_flight: int = 0
     completed: int = 0
-    failures: Mapping[Outcome, int] = {}
-    first_failures: Mapping[Outcome, str] = {}  # in the words of the first one of its kind
+    failures: Mapping[Outcome, int] = field(default_factory=dict)
+    first_failures: Mapping[Outcome, str] = field(default_factory=dict)  # in the words of the first of its kind
     input_tokens: int = 0
     output_tokens: int = 0
     chunks: int = 0
     ended_chunks: int = 0
-    latencies: Mapping[str, Histogram] = {}
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)
     speeds: tuple[tuple[float, float], ...] = ((0.0, 1.0),)  # (elapsed, the speed from then on)
     stopping: str | None = None  # why it ends early
     processes: tuple[SelfFigures, ...] = ()  # what each client process needed so far
