@@ -1,0 +1,94 @@
+"""Client and server agree on tokens, or it is told that they do not, or why it cannot be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadgen.agreement import Agreement, Tokens, Verdict, agreement
+from loadgen.metrics.summary import Figures
+from loadgen.metrics.window import Window
+from loadgen.outcome import Outcome, RequestRecord, TokenSource
+from tests.loadgen.metrics.records import record
+
+
+def compare(*records: RequestRecord, prompt: int | None, generation: int | None, parts: int = 1) -> Agreement:
+    figures = Figures()
+    for one in records:
+        figures.add(one)
+    told: dict[str, object] = {"prompt_tokens": prompt, "generation_tokens": generation}
+    nothing: dict[str, object] = {"prompt_tokens": 0, "generation_tokens": 0}
+    return agreement(figures, [told, *[nothing] * (parts - 1)])
+
+
+def test_equal_counts_agree() -> None:
+    found = compare(record(), record(), prompt=40, generation=6)
+    assert found == Agreement(Tokens(40, 40, Verdict.AGREE), Tokens(6, 6, Verdict.AGREE))
+    assert found.prompt.difference == 0
+
+
+def test_other_counts_differ() -> None:
+    found = compare(record(), prompt=25, generation=2)
+    assert (found.prompt.verdict, found.prompt.difference) == (Verdict.DIFFER, 5)
+    assert (found.generation.verdict, found.generation.difference) == (Verdict.DIFFER, -1)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (record(outcome=Outcome.CUT), "1 requests failed"),
+        (record(outcome=Outcome.INTERRUPTED), "1 requests were interrupted"),
+        (record(retries=2), "2 requests were tried again"),
+    ],
+)
+def test_answers_that_the_client_never_had_whole_leave_it_open(other: RequestRecord, reason: str) -> None:
+    found = compare(record(), other, prompt=90, generation=90)
+    assert (found.prompt.verdict, found.prompt.reason) == (Verdict.UNKNOWN, reason)
+    assert (found.generation.verdict, found.generation.reason) == (Verdict.UNKNOWN, reason)
+
+
+def test_equal_counts_agree_whatever_else_happened() -> None:
+    refused = record(outcome=Outcome.HTTP_ERROR, chunks=(), output_tokens=0, input_tokens=None)
+    found = compare(record(), refused, prompt=20, generation=3)
+    assert (found.prompt.verdict, found.generation.verdict) == (Verdict.AGREE, Verdict.AGREE)
+
+
+def test_what_was_not_sent_is_no_doubt() -> None:
+    unsent = record(outcome=Outcome.NOT_SENT, sent=None, chunks=(), ended=None, output_tokens=0)
+    assert compare(record(), unsent, prompt=21, generation=3).prompt.verdict is Verdict.DIFFER
+
+
+def test_chunks_are_not_tokens() -> None:
+    found = compare(record(token_source=TokenSource.CHUNKS), prompt=20, generation=9)
+    assert found.prompt.verdict is Verdict.AGREE
+    assert (found.generation.verdict, found.generation.reason) == (
+        Verdict.UNKNOWN,
+        "the client counts by chunks, not by the server's usage",
+    )
+
+
+def test_input_that_was_not_told() -> None:
+    found = compare(record(), record(input_tokens=None), prompt=40, generation=6)
+    assert (found.prompt, found.generation.verdict) == (
+        Tokens(None, 40, Verdict.UNKNOWN, "not every answer told its tokens"),
+        Verdict.AGREE,
+    )
+
+
+def test_a_server_that_tells_nothing() -> None:
+    figures = Figures()
+    figures.add(record())
+    for parts in ([None], [{"prompt_tokens": 20}, None], []):
+        found = agreement(figures, parts)
+        assert (found.generation.verdict, found.generation.server) == (Verdict.UNKNOWN, None)
+    assert compare(record(), prompt=None, generation=3).prompt.difference is None
+
+
+def test_the_parts_of_a_resumed_run_are_added_up() -> None:
+    assert compare(record(), prompt=20, generation=3, parts=2).prompt.verdict is Verdict.AGREE
+    found = compare(record(), prompt=25, generation=3, parts=2)
+    assert (found.prompt.verdict, found.prompt.reason) == (Verdict.UNKNOWN, "the run was resumed")
+
+
+def test_a_window_is_not_the_run() -> None:
+    with pytest.raises(ValueError, match="over the whole run"):
+        agreement(Figures(window=Window(begin=1.0)), [])
