@@ -38,20 +38,28 @@ class Figure:
     name: str
     title: str
     shown: str  # of the summary, beside the ratio
-    words: tuple[str, str]  # that B's is, where it is more and where it is less
+    more: str  # what B's is where the change is above 0
+    less: str
+    as_much: str  # of a multiple
     requests: bool = False
     points: bool = False  # a share, compared by difference
 
+    @property
+    def milliseconds(self) -> bool:
+        return self.shown.endswith("_ms")
 
+
+_TIME = ("longer", "shorter", "long")
+_AMOUNT = ("more", "fewer", "many")
 FIGURES = (
-    Figure("output_throughput", "output tokens/s", "output_throughput", ("more", "fewer")),
-    Figure("ttft_scheduled", "TTFT", "p50_ttft_scheduled_ms", ("longer", "shorter"), requests=True),
-    Figure("p99_ttft_scheduled_ms", "TTFT, p99", "p99_ttft_scheduled_ms", ("longer", "shorter")),
-    Figure("tpot", "TPOT", "p50_tpot_ms", ("longer", "shorter"), requests=True),
-    Figure("e2el_scheduled", "E2E", "p50_e2el_scheduled_ms", ("longer", "shorter"), requests=True),
-    Figure("p99_e2el_scheduled_ms", "E2E, p99", "p99_e2el_scheduled_ms", ("longer", "shorter")),
-    Figure("slo_attainment", "turns within the limits", "slo_attainment", ("more", "fewer"), points=True),
-    Figure("failed_share", "turns failed", "failed_share", ("more", "fewer"), points=True),
+    Figure("output_throughput", "output tokens/s", "output_throughput", *_AMOUNT),
+    Figure("ttft_scheduled", "TTFT", "p50_ttft_scheduled_ms", *_TIME, requests=True),
+    Figure("p99_ttft_scheduled_ms", "TTFT, p99", "p99_ttft_scheduled_ms", *_TIME),
+    Figure("tpot", "TPOT", "p50_tpot_ms", *_TIME, requests=True),
+    Figure("e2el_scheduled", "E2E", "p50_e2el_scheduled_ms", *_TIME, requests=True),
+    Figure("p99_e2el_scheduled_ms", "E2E, p99", "p99_e2el_scheduled_ms", *_TIME),
+    Figure("slo_attainment", "turns within the limits", "slo_attainment", *_AMOUNT, points=True),
+    Figure("failed_share", "turns failed", "failed_share", *_AMOUNT, points=True),
 )
 OF_REQUESTS = tuple(figure.name for figure in FIGURES if figure.requests)
 
@@ -209,8 +217,8 @@ def _untold(values: Sequence[float | None]) -> str:
     if not lacking:
         return "one repeat: nothing is known of its uncertainty"
     if lacking == len(values):
-        return "a side has no such figure"
-    return f"a side has no such figure in {lacking} of {len(values)} repeats: it is among failed requests, or 0"
+        return "a side has none, or it is among its failed requests"
+    return f"in {lacking} of {len(values)} repeats a side has none, or it is among its failed requests"
 
 
 def _median(values: Sequence[float | None]) -> float | None:
