@@ -126,7 +126,7 @@ async def test_other_content_than_text(name: str) -> None:
 
 
 async def test_nulls_where_a_server_has_nothing_to_say() -> None:
-    nothing = [
+    nothing: list[dict[str, Any]] = [
         {"choices": None},
         {"choices": [{"delta": None, "finish_reason": None}]},
         {"choices": [{"delta": {"content": None, "tool_calls": None}}], "usage": None, "error": None},
@@ -359,7 +359,7 @@ async def test_the_servers_own_wait_is_kept(later: str | Callable[[], str], monk
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr(client.asyncio, "sleep", note)
+    monkeypatch.setattr(asyncio, "sleep", note)
     told = later if isinstance(later, str) else later()
     response, _ = await ask([busy(retry_after=told), answer(["a"])], retries=1)
     assert (response.outcome, response.retries) == (Outcome.COMPLETED, 1)
