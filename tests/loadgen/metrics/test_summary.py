@@ -253,7 +253,7 @@ def test_every_request_is_counted_once(served: list[RequestRecord]) -> None:
     assert sum(counted) == summary["turns"] == len(served)  # type: ignore[arg-type]
     assert summary["failed"] == sum(summary["failures"].values())  # type: ignore[attr-defined]
     judged = summary["slo_met"] + summary["slo_missed"]  # type: ignore[operator]
-    assert summary["failed"] <= judged <= len(served) - outcomes[Outcome.NOT_REACHED]  # type: ignore[operator]
+    assert summary["failed"] <= judged <= len(served) - outcomes[Outcome.NOT_REACHED]
     assert summary["slo_missed"] >= summary["failed"]  # type: ignore[operator]
     shares = [summary["slo_attainment"], *summary["slo_attainment_by_limit"].values()]  # type: ignore[attr-defined]
     assert all(shares[0] <= share for share in shares[1:] if share is not None and shares[0] is not None)
