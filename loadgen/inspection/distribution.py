@@ -21,6 +21,10 @@ class Distribution(msgspec.Struct, frozen=True):
     percentiles: dict[str, float]  # "p50"
     bars: tuple[tuple[float, int], ...]  # ascending, each value to 0.05 %
 
+    def statistic(self, name: str) -> float:
+        """One by its name: mean, std, min, max, or a percentile such as p50. Raises `KeyError`."""
+        return {"mean": self.mean, "std": self.std, "min": self.min, "max": self.max, **self.percentiles}[name]
+
     @property
     def variation(self) -> float | None:
         """The coefficient of variation: standard deviation / mean; None where the mean is 0."""

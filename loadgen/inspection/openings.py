@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 
 from loadgen.inspection.prompts import Prompts
 
@@ -17,7 +18,7 @@ KEPT = 2000
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """At least `prompts` of all begin with the same `tokens`."""
+    """At least so many `prompts` begin with the same `tokens`."""
 
     tokens: int
     prompts: int
@@ -39,11 +40,13 @@ class Openings:
     """Takes prompts; those that go on from an earlier turn of their session are not counted."""
 
     def __init__(self) -> None:
+        self.prompts = 0
         self._frequent = [_Frequent() for _ in DEPTHS]
 
     def add(self, prompts: Prompts) -> None:
         """Look at the first pieces."""
-        anew = prompts.bases == 0
+        anew = (prompts.bases == 0) & (prompts.counts > 0)
+        self.prompts += int(np.count_nonzero(anew))
         for depth, frequent in zip(DEPTHS, self._frequent, strict=True):
             places = prompts.offsets[:-1][anew & (prompts.counts >= depth)] + depth - 1
             if not len(places):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from string import ascii_lowercase
 from typing import NamedTuple
 
 import plotext
@@ -92,19 +93,20 @@ def draw(inspections: Sequence[Inspection], names: Sequence[str], width: int, co
 
 def _picture(plot: Plot, lines: Sequence[tuple[str, Points]], width: int, color: bool) -> Text:
     plotext.clear_figure()
-    label, unit = plot.label, 1.0
+    label, unit = plot.label or "", 1.0
     lowest = min(points[0][0] for _, points in lines)
     highest = max(points[-1][0] for _, points in lines)
-    if label is None:
+    if plot.label is None:
         unit, label = next((unit, name) for least, unit, name in SPANS if highest >= least)
         ticks = linear_ticks(highest / unit, width // 10)
     else:
         plotext.xscale("log")
         ticks = logarithmic_ticks(lowest, highest, width // 10)
-    for name, points in lines:
+    several = len(lines) > 1
+    for (name, points), letter in zip(lines, ascii_lowercase, strict=False):
         across, up = zip(*points, strict=True)
-        name = name if len(lines) > 1 else None
-        plotext.plot([value / unit for value in across], up, marker="braille", label=name)
+        marker = letter if several and not color else "braille"
+        plotext.plot([value / unit for value in across], up, marker=marker, label=name if several else None)
     top = max(up for _, points in lines for _, up in points)
     plotext.xticks(ticks, [_tick(value) for value in ticks])
     levels = linear_ticks(top, HEIGHT // 2)

@@ -13,8 +13,8 @@ from loadgen.inspection.inspecting import Inspection
 from loadgen.inspection.plots import draw
 from loadgen.inspection.tables import Section, length_columns, length_rows, sections
 
-LABEL = 42  # columns of a row's name
-CELL = 18  # of a figure
+LABEL = 38  # columns of a row's name, with the borders
+CELL = 18  # of a figure, without
 WIDE = 120  # columns with room for every statistic
 MOST_PLOT = 110
 TWO_PLOTS = 140
@@ -29,7 +29,7 @@ def names_of(inspections: Sequence[Inspection]) -> list[str]:
 def print_report(inspections: Sequence[Inspection], console: Console, plots: bool) -> None:
     """Tables, plots and notes, in groups of as many traces as fit beside each other."""
     names = names_of(inspections)
-    together = max(1, (console.width - LABEL) // CELL)
+    together = max(1, (console.width - LABEL) // (CELL + 3))
     for at in range(0, len(inspections), together):
         _print_group(inspections[at : at + together], names[at : at + together], console, plots)
     for inspection, name in zip(inspections, names, strict=True):
@@ -60,7 +60,8 @@ def _table(section: Section, names: Sequence[str]) -> Table:
     )
     table.add_column("")
     for name in names:
-        table.add_column(name, justify="right", overflow="fold", min_width=CELL - 3)
+        width = CELL if len(names) > 1 else None
+        table.add_column(name, justify="right", overflow="fold", min_width=width, max_width=width)
     for row in section.rows:
         table.add_row(*row)
     return table
@@ -68,12 +69,13 @@ def _table(section: Section, names: Sequence[str]) -> Table:
 
 def _lengths(inspections: Sequence[Inspection], names: Sequence[str], wide: bool) -> Table:
     columns = length_columns(wide)
-    estimated = any(inspection.statistics.lengths.estimated_inputs for inspection in inspections)
-    caption = "~: estimated, texts at 4 bytes per token; prompts with their history, without a chat template's marks."
+    caption = "Percentiles are to 0.05 %."
+    if any(inspection.statistics.lengths.estimated_inputs for inspection in inspections):
+        caption += " ~: estimated, texts at 4 bytes per token; prompts with history, without a chat template's marks."
     table = Table(
         title="Lengths in tokens",
         title_justify="left",
-        caption=caption if estimated else None,
+        caption=caption,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
     )

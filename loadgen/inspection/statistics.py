@@ -79,6 +79,7 @@ class Sharing(msgspec.Struct, frozen=True):
     block_size: int | None  # of the trace; None: it has none
     blocks: int  # that hash ids name
     systems: tuple[System, ...]
+    openers: int  # prompts that do not go on from an earlier turn, of which openings are told
     openings: tuple[Opening, ...]
     caches: tuple[CachePoint, ...]  # of blocks that hash ids name; none where some prompts have text
 
@@ -216,6 +217,7 @@ class Collector:
             systems=tuple(
                 System(name, self._systems[name], self._reader.system_tokens(name)) for name in self._header.systems
             ),
+            openers=self._openings.prompts,
             openings=self._openings.openings(),
             caches=self._caches.points(hits.pieces - hits.new_pieces.total),
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loadgen.durations import clock
 from loadgen.inspection.burstiness import Burstiness
 from loadgen.inspection.distribution import PERCENTILES, Distribution
+from loadgen.inspection.hit_rate import HitRate
 from loadgen.inspection.inspecting import Inspection
 from loadgen.inspection.statistics import Lengths, Sharing
 
@@ -16,6 +17,7 @@ LEAST_SHARE = 0.01  # of the prompts that an opening is told of
 OF_THE_HITS = (0.5, 0.9, 0.99)
 
 Row = tuple[str, ...]  # a label, and a cell for each trace
+Cells = Callable[[Inspection], Sequence[tuple[str, str]]]  # labels, and the cells of one trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def _about(text: str, estimated: bool) -> str:
     return f"~ {text}" if estimated else text
 
 
-def _rows(inspections: Sequence[Inspection], *parts: Sequence[tuple[str, str]]) -> Iterator[Row]:
+def _rows(parts: Sequence[Sequence[tuple[str, str]]]) -> Iterator[Row]:
     """The labels in the order of the trace that has most of them, each with the cell of every trace."""
     tables = [dict(part) for part in parts]
     labels = dict.fromkeys(label for table in sorted(tables, key=len, reverse=True) for label in table)
@@ -69,11 +71,11 @@ def _rows(inspections: Sequence[Inspection], *parts: Sequence[tuple[str, str]]) 
 def _section(
     title: str,
     inspections: Sequence[Inspection],
-    cells: Callable[[Inspection], Sequence[tuple[str, str]]],
+    cells: Cells,
     caption: str = "",
 ) -> Section | None:
     parts = [cells(inspection) for inspection in inspections]
-    return Section(title, tuple(_rows(inspections, *parts)), caption) if any(parts) else None
+    return Section(title, tuple(_rows(parts)), caption) if any(parts) else None
 
 
 def sections(inspections: Sequence[Inspection]) -> tuple[Section, ...]:
@@ -81,7 +83,7 @@ def sections(inspections: Sequence[Inspection]) -> tuple[Section, ...]:
     found = (
         _section("Trace", inspections, _trace_cells),
         _section("Arrivals of sessions", inspections, _arrival_cells, ARRIVALS),
-        _section("Context", inspections, _context_cells),
+        _section("Context", inspections, _context_cells(inspections)),
         _section("Prefixes", inspections, _sharing_cells, PREFIXES),
     )
     return tuple(section for section in found if section is not None)
@@ -113,7 +115,7 @@ def _trace_cells(inspection: Inspection) -> list[tuple[str, str]]:
         cells.append(("conversations", number(sessions.conversations) + error))
     if sessions.turns and sessions.turns.max > 1:
         cells.append(("turns of a session, mean (most)", f"{sessions.turns.mean:.2f} ({sessions.turns.max:,.0f})"))
-        cells.append(("sessions with another answer asked for", counted(sessions.regenerating, sessions.sessions)))
+        cells.append(("sessions with a second answer", counted(sessions.regenerating, sessions.sessions)))
     if sessions.thinks and sessions.thinks.max:
         cells.append(("think time, p50 / p90 / p99 (s)", _percentiles(sessions.thinks)))
     for way, title in (("user", "messages"), ("request", "requests written out"), ("input_tokens", "lengths only")):
@@ -158,7 +160,7 @@ def _arrival_cells(inspection: Inspection) -> list[tuple[str, str]]:
     if arrivals.gaps:
         cells += _gap_cells(arrivals.gaps, arrivals)
     for window in arrivals.windows:
-        label = f"dispersion in {window.seconds:g} s (most arrivals)"
+        label = f"dispersion, {window.seconds:g} s (most arrivals)"
         cells.append((label, f"{number(window.dispersion)} ({window.most:,})"))
     return cells
 
@@ -171,29 +173,36 @@ def _gap_cells(gaps: Distribution, arrivals: Burstiness) -> list[tuple[str, str]
     ]
 
 
-def _context_cells(inspection: Inspection) -> list[tuple[str, str]]:
-    lengths = inspection.statistics.lengths
-    estimated = lengths.estimated_inputs > 0
-    cells = []
-    for context, over in lengths.over:
-        cells.append((f"more than {context:,} tokens, in and out", _about(counted(over, lengths.requests), estimated)))
-        if not over:
-            break
+def _context_cells(inspections: Sequence[Inspection]) -> Cells:
+    """Up to the first context that no request of any trace is longer than."""
+    longest = max(
+        together.max for inspection in inspections if (together := inspection.statistics.lengths.together) is not None
+    )
+
+    def cells(inspection: Inspection) -> list[tuple[str, str]]:
+        lengths = inspection.statistics.lengths
+        estimated = lengths.estimated_inputs > 0
+        contexts = [context for context, _ in lengths.over]
+        shown = next((number for number, context in enumerate(contexts, 1) if longest <= context), len(contexts))
+        return [
+            (f"over {context:,} tokens, in and out", _about(counted(over, lengths.requests), estimated))
+            for context, over in lengths.over[:shown]
+        ]
+
     return cells
 
 
 def _sharing_cells(inspection: Inspection) -> list[tuple[str, str]]:
     sharing, lengths = inspection.statistics.sharing, inspection.statistics.lengths
-    if not sharing.pieces:
-        return [("ideal hit rate", "0.0%, nothing is told to be shared")]
     estimated = lengths.estimated_inputs > 0
+    if not sharing.pieces:
+        return [(_hit_label(hit), "not told") for hit in sharing.hits]
     cells = []
     for hit in sharing.hits:
         rate = f"{hit.rate:.1%}"
         if hit.standard_error:
             rate += f" ± {2 * hit.rate_error:.1%}"
-        label = f"ideal hit rate, blocks of {hit.block_size:,} tokens"
-        cells.append((label, _about(rate, estimated or hit.standard_error > 0)))
+        cells.append((_hit_label(hit), _about(rate, estimated or hit.standard_error > 0)))
     if sharing.repeated_blocks is not None:
         cells.append((f"blocks of {sharing.block_size:,} that came before", f"{sharing.repeated_blocks:.1%}"))
     sampled = sharing.new_pieces_error > 0
@@ -202,8 +211,12 @@ def _sharing_cells(inspection: Inspection) -> list[tuple[str, str]]:
     for system in sharing.systems:
         sessions = counted(system.sessions, inspection.statistics.sessions.sessions)
         cells.append((f"system prompt {system.name}, ~ {system.tokens:,} tokens", sessions))
-    cells += _opening_cells(sharing, lengths)
+    cells += _opening_cells(sharing)
     return cells
+
+
+def _hit_label(hit: HitRate) -> str:
+    return f"ideal hit rate, blocks of {hit.block_size:,}"
 
 
 def _cache_cells(sharing: Sharing) -> list[tuple[str, str]]:
@@ -214,17 +227,17 @@ def _cache_cells(sharing: Sharing) -> list[tuple[str, str]]:
     cells = []
     for part in OF_THE_HITS:
         enough = next(point for point in sharing.caches if point.found >= part * ideal)
-        cells.append((f"  cache for {part:.0%} of the hits, tokens", f"~ {short(enough.blocks * sharing.block_size)}"))
+        cells.append((f"  cache for {part:.0%} of it (tokens)", f"~ {short(enough.blocks * sharing.block_size)}"))
     return cells
 
 
-def _opening_cells(sharing: Sharing, lengths: Lengths) -> list[tuple[str, str]]:
+def _opening_cells(sharing: Sharing) -> list[tuple[str, str]]:
     """The longest beginning that so many prompts share, for each number of them."""
     longest = {opening.prompts: opening.tokens for opening in sharing.openings}
     return [
-        (f"begin with the same {tokens:,} tokens", counted(prompts, lengths.requests))
+        (f"first {tokens:,} tokens in common", counted(prompts, sharing.openers))
         for prompts, tokens in longest.items()
-        if prompts >= LEAST_SHARE * lengths.requests
+        if prompts >= LEAST_SHARE * sharing.openers
     ]
 
 
@@ -235,17 +248,17 @@ def length_columns(wide: bool) -> tuple[str, ...]:
 
 
 def length_rows(inspections: Sequence[Inspection], columns: Sequence[str], names: Sequence[str]) -> list[Row]:
-    """Distributions of lengths, those of all traces one below the other."""
-    rows = []
-    for kind in ("input", "message", "output", "together"):
-        for inspection, name in zip(inspections, names, strict=True):
-            values, estimated = _lengths_of(inspection.statistics.lengths, kind)
-            if values is None:
-                continue
-            cells = {**values.percentiles, "mean": values.mean, "std": values.std, "min": values.min, "max": values.max}
-            title = f"{'input + output' if kind == 'together' else kind}{' ~' if estimated else ''}"
-            label = title if len(inspections) == 1 else f"{title}, {name}"
-            rows.append((label, *(number(round(cells[column], 1)) for column in columns)))
+    """Distributions of lengths; those of several traces are below the name of what they have in common."""
+    rows: list[Row] = []
+    for kind in ("input", "message", "output", "input + output"):
+        found = [_lengths_of(inspection.statistics.lengths, kind) for inspection in inspections]
+        if len(inspections) > 1 and any(values for values, _ in found):
+            rows.append((kind, *[""] * len(columns)))
+        for (values, estimated), name in zip(found, names, strict=True):
+            if values is not None:
+                label = kind if len(inspections) == 1 else f"  {name}"
+                cells = [number(round(values.statistic(column), 1)) for column in columns]
+                rows.append((f"{label} ~" if estimated else label, *cells))
     return rows
 
 
