@@ -25,7 +25,7 @@ _SHORT = {"mode": "batching", "alloc": "allocation"}
 _CONTROL = get_type_hints(Control)
 
 
-class SideError(ValueError):
+class SideError(argparse.ArgumentTypeError):
     """A side that cannot be understood; the message names the flag and the field, and says what is allowed."""
 
 

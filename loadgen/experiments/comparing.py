@@ -1,0 +1,146 @@
+"""`loadgen compare`: the runs of both sides, and their report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from loadgen.command import Interrupt, exit_code, stderr, stdout
+from loadgen.engine_process import EngineStartError
+from loadgen.engine_watch import EngineError
+from loadgen.experiments.compare import Repeat, comparison, interleaved, read_repeat, verdicts
+from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
+from loadgen.experiments.sides import Side
+from loadgen.experiments.tables import findings, verdict_table
+from loadgen.options import EXIT_INTERRUPTED
+from loadgen.results.document import Document, document
+from loadgen.results.output import OutputError, check_writable, write_json
+from loadgen.results.report import print_report, print_side_by_side, rich_table
+from loadgen.results.run_file import RunFile
+from loadgen.server import ServerError
+from loadgen.text.tokenizer import TokenizerError
+from loadgen.workers import WorkerError
+
+Sides = tuple[Side, Side]
+Runs = tuple[list[RunFile], list[RunFile]]
+
+
+async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
+    """Measure both sides in turn as often as asked, and report what is whole, whatever ended it early."""
+    if arguments.json is not None:
+        check_writable("--json", arguments.json)
+    bench = Bench(stderr(), interrupt, arguments.api_key)
+    repeats: int = arguments.repeats
+    with run_folder(arguments.out) as folder:
+        if there := next((path for path in folder.glob("[ab]-*.jsonl")), None):
+            raise OutputError(f"--out {folder}: {there.name} is there already; name another folder")
+        warm = {side.settings.url for side in sides if side.settings.url and not await bench.forgets(side.settings.url)}
+        runs: Runs = ([], [])
+        problem = await _measure(sides, repeats, folder, bench, interrupt, warm, runs)
+        conditions = conditions_of(sides, warm, repeats)
+        return _report(sides, runs, conditions, problem, bench.stopped, arguments)
+
+
+async def _measure(
+    sides: Sides, repeats: int, folder: Path, bench: Bench, interrupt: Interrupt, warm: Collection[str], runs: Runs
+) -> Exception | None:
+    """Fill `runs`; what ended it early, if anything was measured before. Else that is raised."""
+
+    async def measure(side: Side, repeat: int, path: Path) -> RunFile:
+        return await bench.measure(side.settings, path, side.name if repeats == 1 else f"{side.name} #{repeat}")
+
+    try:
+        if repeats > 1:
+            await _warm_up(sides, folder, bench, warm)
+        async for index, run in interleaved(sides, repeats, folder, measure):
+            runs[index].append(run)
+            if bench.stopped or not came_to_its_end(run):
+                break
+    except (ServerError, EngineError, EngineStartError, TokenizerError, WorkerError) as error:
+        if not any(runs):
+            raise
+        return error
+    except asyncio.CancelledError:  # Ctrl-C between two runs
+        if interrupt.again or not any(runs):
+            raise
+    return None
+
+
+async def _warm_up(sides: Sides, folder: Path, bench: Bench, warm: Collection[str]) -> None:
+    """Play once, uncounted, to each server that does not forget its cache: else the first run alone finds it empty."""
+    path = folder / "warm-up.jsonl"
+    for url in sorted(warm):
+        side = next(side for side in sides if side.settings.url == url)
+        run = await bench.measure(side.settings, path, f"{side.name}, to warm the cache")
+        path.unlink()
+        if not came_to_its_end(run):
+            raise asyncio.CancelledError
+
+
+def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
+    """What a reader must know of how the sides were measured."""
+    urls = {side.settings.url for side in sides}
+    told = []
+    if None in urls:
+        each = "side" if repeats == 1 else "side and repeat"
+        told.append(f"a fresh engine for each {each}, its prefix cache empty")
+    if urls - {None} - set(warm):
+        told.append("the server's prefix cache was emptied before each run")
+    if warm and repeats > 1:
+        told.append("the server's prefix cache was as the run before left it; a first run was not counted")
+    elif warm and len(urls) == 1:
+        told.append("one server for both sides: the second found the prefix cache as the first left it")
+    elif warm:
+        told.append("a server's prefix cache was as it was before")
+    if repeats > 1:
+        told.append("the sides took turns")
+    return "; ".join(told)
+
+
+def _report(
+    sides: Sides,
+    runs: Runs,
+    conditions: str,
+    problem: Exception | None,
+    stopped: bool,
+    arguments: argparse.Namespace,
+) -> int:
+    """Verdicts, tables and the JSON that was asked for, also when nobody reads the tables to their end."""
+    names = (sides[0].name, sides[1].name)
+    pairs = list(zip(*runs, strict=False))
+    whole = [pair for pair in pairs if all(map(came_to_its_end, pair))]
+    repeats = [read_repeat(a, b) for a, b in whole or pairs[:1]]
+    alone = None if repeats else next(run for side in runs for run in side)
+    found = comparison(repeats, conditions, None if alone is None else document([alone]))
+    try:
+        if alone is not None:
+            name = names[0] if runs[0] else names[1]
+            print_alone(alone, name, stopped, not arguments.no_plots)
+        else:
+            _print(repeats, found, names, stdout())
+    finally:
+        if arguments.json is not None:
+            write_json("--json", arguments.json, found)
+    if problem is not None:
+        raise problem
+    return EXIT_INTERRUPTED if stopped else max(exit_code(run) for side in runs for run in side)
+
+
+def print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
+    """The report of the one run that there is."""
+    out = stdout()
+    out.print(f"{'Interrupted: only' if stopped else 'Only'} {name} was run.", markup=False, highlight=False)
+    print_report([run], out, plots)
+
+
+def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console) -> None:
+    told = verdicts(repeats)
+    print_side_by_side([found["a"], found["b"]], names, out)
+    out.print(rich_table(verdict_table(told, names, len(repeats))))
+    for line in findings(told, names):
+        out.print(line, markup=False, highlight=False)
+    out.print(f"Conditions: {found['conditions']}.", markup=False, highlight=False)

@@ -1,0 +1,74 @@
+"""The runs of an experiment, one after the other: each on an engine of its own, or on a server that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+
+from loadgen.client import open_http
+from loadgen.command import Interrupt
+from loadgen.engine_watch import CALL_TIMEOUT
+from loadgen.perform import perform
+from loadgen.results.output import OutputError
+from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
+from loadgen.settings import Settings
+from loadgen.target import Steering, open_target
+
+CLEAR = "/engine/cache/clear"
+
+
+def came_to_its_end(run: RunFile) -> bool:
+    """Whether all was played, or as much as a stop rule allows: then it can be held against another run."""
+    return run.end is not None and run.end.stopped_by not in (BY_HAND, ENGINE_ENDED)
+
+
+class Bench:
+    """Measures runs until Ctrl-C, each on a fresh engine or on a server that is asked to forget its cache before."""
+
+    def __init__(self, console: Console, interrupt: Interrupt, api_key: str | None) -> None:
+        self._console, self._interrupt, self._api_key = console, interrupt, api_key
+
+    @property
+    def stopped(self) -> bool:
+        return self._interrupt.stop.is_set()
+
+    async def measure(self, settings: Settings, path: Path, label: str) -> RunFile:
+        """One run. A file that is there is written anew. Raises as `perform` and `open_target`."""
+        if settings.url is not None:
+            await self.forgets(settings.url)
+        async with open_target(settings, self._console, self._api_key) as target:
+            with self._interrupt.reported() as stop:
+                return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
+
+    async def forgets(self, url: str) -> bool:
+        """Tell a paged-engine to forget its prefix cache; False: it is none, and what one run left the next finds."""
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
+            async with open_http(self._api_key) as http, http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT) as reply:
+                return reply.status == 200
+        return False
+
+
+@contextlib.contextmanager
+def run_folder(out: Path | None) -> Iterator[Path]:
+    """Where the runs' files are: in --out, which is made if it is not there, or only until the command ends.
+
+    Raises `OutputError`.
+    """
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
+            yield Path(folder)
+        return
+    try:
+        out.mkdir(exist_ok=True)
+        (probe := out / ".loadgen").touch()
+        probe.unlink()
+    except FileExistsError:
+        raise OutputError(f"--out {out}: is a file; name a folder") from None
+    except OSError as error:
+        raise OutputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
+    yield out
