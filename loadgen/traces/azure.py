@@ -69,7 +69,7 @@ class AzureReader(Reader):
 
     format = Format.AZURE
     time_field = TIME
-    has_head = True
+    head = "the names of the columns"
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)

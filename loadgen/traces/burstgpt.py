@@ -23,7 +23,7 @@ class BurstGPTReader(Reader):
 
     format = Format.BURSTGPT
     time_field = TIME
-    has_head = True
+    head = "the names of the columns"
     time_unit = TimeUnit.SECONDS
 
     def __init__(self, options: ReadOptions) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import msgspec
+from msgspec import UNSET
 
 from loadgen.traces.model import FORMAT, VERSIONS, Header, Session, check_session
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent
@@ -24,8 +25,11 @@ def check_header(header: Header) -> None:
         raise ValueError(f'format: must be "{FORMAT}", got "{header.format}"')
     if header.version not in VERSIONS:
         raise ValueError(f"version: this loadgen reads versions {VERSIONS[0]} and {VERSIONS[1]}, got {header.version}")
-    if header.version == 1 and not header.systems:
-        raise ValueError("systems: must name at least one system prompt")
+    if header.version == 1:
+        if not header.systems:
+            raise ValueError("systems: must name at least one system prompt")
+        if header.block_size is not UNSET:
+            raise ValueError("block_size: needs version 2")
 
 
 class ChatReader(Reader):
@@ -33,17 +37,14 @@ class ChatReader(Reader):
 
     format = Format.CHAT
     time_field = "arrival"
-    has_head = True
+    head = "the header"
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._names: Recent[str, None] = Recent()
 
     def begin(self, record: bytes) -> None:
-        try:
-            self.header = _decode_header(record)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise type(error)(f"(the first line must be the header) {error}") from None
+        self.header = _decode_header(record)
         check_header(self.header)
 
     def read(self, line: int, record: bytes) -> Session | None:

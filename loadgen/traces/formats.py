@@ -143,7 +143,7 @@ class TraceFile:
         return self._source.bytes_read
 
     def _why_none(self) -> str:
-        text = "has a header but no session" if self._reader.has_head else "has no session"
+        text = "has a header but no session" if self._reader.head else "has no session"
         if self.bad.count:
             text += f"; {self.bad.count} bad lines were skipped, the first is {self.bad.first[0]}"
         for what, count in self.left_out.items():
@@ -170,12 +170,13 @@ class TraceFile:
 
     def _records(self, reader: Reader) -> Iterator[Record]:
         records = self._source.elements() if self._array else self._source.lines()
-        if reader.has_head:
+        if reader.head:
             for line, record in islice(records, 1):
                 try:
                     reader.begin(record)
                 except _ERRORS as error:
-                    raise TraceError(f"{self.path}: line {line}: {explain(error)}") from None
+                    text = f"line {line} (the first line must be {reader.head}): {explain(error)}"
+                    raise TraceError(f"{self.path}: {text}") from None
         yield from records
 
     def _take(self, reader: Reader, clock: Clock | None, line: int, record: bytes | None) -> Session | None:

@@ -119,8 +119,9 @@ def check_turn(turn: Turn, index: int, header: Header) -> None:
     if turn.user_tokens is not UNSET and turn.user is UNSET:
         raise ValueError(f"{where}.user_tokens: not allowed without user")
     if header.version == 1:
-        if ways[0] not in ("user", "regenerates"):
-            raise ValueError(f"{where}.{ways[0]}: needs a header of version 2")
+        for name in ("input_tokens", "request", "at", "reply"):
+            if getattr(turn, name) is not UNSET:
+                raise ValueError(f"{where}.{name}: needs a header of version 2")
         if turn.user is not UNSET and turn.user_tokens is UNSET:
             raise ValueError(f"{where}.user_tokens: missing; a turn has user and user_tokens, or regenerates")
         if turn.output_tokens is UNSET:
@@ -151,6 +152,9 @@ def check_session(session: Session, header: Header) -> None:
         for name in ("system", "arrival"):
             if getattr(session, name) is None:
                 raise ValueError(f"{name}: missing")
+        for name in ("conversation", "turn", "labels"):
+            if getattr(session, name) not in (UNSET, {}):
+                raise ValueError(f"{name}: needs a header of version 2")
     if session.system is not None and session.system not in header.systems:
         known = ", ".join(f'"{name}"' for name in header.systems) or "none"
         raise ValueError(f'system: "{session.system}" is not in the header; allowed are {known}')

@@ -58,7 +58,7 @@ class Reader(ABC):
 
     format: ClassVar[Format]
     time_field: ClassVar[str] = "timestamp"  # that errors name
-    has_head: ClassVar[bool] = False  # the first record is no session, but says how the others are read
+    head: ClassVar[str] = ""  # what the first record must be, if it is no session but says how the others are read
     may_be_array: ClassVar[bool] = False  # the file may be one JSON array
     block_size: ClassVar[int | None] = None  # tokens of a hash id; None: the format has none
     time_unit: ClassVar[TimeUnit | None] = None  # None: it has no times, or they are no mere numbers
@@ -104,9 +104,10 @@ class Reader(ABC):
 class Recent(OrderedDict[Key, Value]):
     """A dict of the latest entries only, so that a long trace needs no more memory than a short one."""
 
-    LIMIT = 200_000
+    LIMIT = 100_000
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
+        self.move_to_end(key)
         if len(self) > self.LIMIT:
             self.popitem(last=False)
