@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 BATCH_SESSIONS = 1024
 BATCH_PIECES = 1 << 16
 _WORD = 2**64 - 1
+_LAST_TOKEN = b"\0", 1  # of an answer: it was sampled and no more, until the first prompt that goes on from it
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,10 @@ class ColumnReader:
             system = () if session.system is None else (self._systems[session.system],)
             return TextPrompt(0, 0, (*system, (text, tokens)))
         before, answer = history[2 * parent : 2 * parent + 2]
-        uncomputed = min(answer, 1)  # an answer's last token has been sampled and no more
         base = hash((self._sessions, parent)) & _WORD
-        return TextPrompt(base, before + answer - uncomputed, ((text, tokens + uncomputed),))
+        if not answer:
+            return TextPrompt(base, before, ((text, tokens),))
+        return TextPrompt(base, before + answer - 1, (_LAST_TOKEN, (text, tokens)))
 
 
 def _answer_tokens(turn: Turn, lists: _Lists) -> int:

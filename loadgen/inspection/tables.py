@@ -117,7 +117,7 @@ def _trace_cells(inspection: Inspection) -> list[tuple[str, str]]:
         cells.append(("turns of a session, mean (most)", f"{sessions.turns.mean:.2f} ({sessions.turns.max:,.0f})"))
         cells.append(("sessions with a second answer", counted(sessions.regenerating, sessions.sessions)))
     if sessions.thinks and sessions.thinks.max:
-        cells.append(("think time, p50 / p90 / p99 (s)", _percentiles(sessions.thinks)))
+        cells.append(("think time, p50/p90/p99 (s)", _percentiles(sessions.thinks)))
     for way, title in (("user", "messages"), ("request", "requests written out"), ("input_tokens", "lengths only")):
         if 0 < sessions.ways.get(way, 0) < lengths.requests:
             cells.append((f"  {title}", counted(sessions.ways[way], lengths.requests)))
@@ -138,7 +138,7 @@ def _total(values: Distribution | None) -> float:
 
 
 def _percentiles(values: Distribution, names: Sequence[str] = ("p50", "p90", "p99")) -> str:
-    return " / ".join(number(values.percentiles[name]) for name in names)
+    return "/".join(number(values.percentiles[name]) for name in names)
 
 
 def _arrival_cells(inspection: Inspection) -> list[tuple[str, str]]:
@@ -167,7 +167,7 @@ def _arrival_cells(inspection: Inspection) -> list[tuple[str, str]]:
 
 def _gap_cells(gaps: Distribution, arrivals: Burstiness) -> list[tuple[str, str]]:
     return [
-        ("gap, p50 / p90 / p99 (s)", _percentiles(gaps)),
+        ("gap, p50/p90/p99 (s)", _percentiles(gaps)),
         ("gaps' variation (std / mean)", number(gaps.variation)),
         ("burstiness", number(arrivals.gamma)),
     ]
