@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from loadgen.agreement import Agreement, agreement
 from loadgen.metrics.slo import Slo, parse_slo
 from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import WHOLE_RUN, Span, find_window, parse_span
@@ -40,6 +42,7 @@ class Measured:
 
     run: RunFile
     figures: Figures
+    whole: Figures  # with the warm-up and cool-down, as the server saw it
     series: Series
     first_failures: Mapping[Outcome, RequestRecord]
 
@@ -52,6 +55,7 @@ class Measured:
         """The JSON contract's shape."""
         end, header = self.end, self.run.header
         summary = {**self.figures.summary(), **end.client}
+        agree = self.agreement()
         return {
             "label": header.label,
             "summary": summary,
@@ -59,9 +63,15 @@ class Measured:
             "settings": _settings(self.run, self.figures),
             "server": {**header.server, "metrics": end.server},
             "client": {"versions": header.versions, "machine": header.machine},
-            "warnings": warnings(self.run, summary),
+            "agreement": msgspec.to_builtins(agree),
+            "warnings": warnings(self.run, summary, agree),
             "notes": notes(self.run, summary, self.first_failures.values()),
         }
+
+    def agreement(self) -> Agreement:
+        """Whether the server counted the same tokens, part by part of a run that was resumed."""
+        unseen = len(self.run.resumed) + 1 - len(self.run.ends)
+        return agreement(self.whole, [*(end.server for end in self.run.ends), *[None] * unseen])
 
 
 def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
@@ -70,20 +80,49 @@ def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
     whole = warmup == cooldown == NO_SPAN
     window = WHOLE_RUN if whole else find_window(run.records(), warmup, cooldown)
     figures = Figures(slo, window)
+    all_of_it = figures if whole else Figures()
     series = Series(_seconds(run))
     first_failures: dict[Outcome, RequestRecord] = {}
     for record in run.records():
         figures.add(record)
+        if all_of_it is not figures:
+            all_of_it.add(record)
         series.add(record)
         if record.outcome.failed and record.detail:
             first_failures.setdefault(record.outcome, record)
-    return Measured(run, figures, series, first_failures)
+    return Measured(run, figures, all_of_it, series, first_failures)
 
 
 def document(runs: RunFile | Sequence[RunFile], asked: Asked = AS_THE_RUN) -> Document:
     """The figures of a run, or of repeats as one, under the names that scripts rely on. Raises as `measure`."""
     files = [runs] if isinstance(runs, RunFile) else runs
     return merged([measure(run, asked) for run in files])
+
+
+def read_document(path: Path) -> Document:
+    """That of a run's file, or one that was kept as JSON. Raises `ResultError`."""
+    try:
+        text = path.read_bytes() if path.is_file() and _is_kept(path) else None
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if text is None:
+        return document(RunFile.read(path))
+    try:
+        kept = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ResultError(f"{path}: not JSON: {error}") from None
+    wrong = [name for name in ("summary", "settings") if not isinstance(kept.get(name), dict)]
+    if wrong:
+        raise ResultError(
+            f"{path}: {wrong[0]}: missing; expected a run's file, or what --json of replay or report wrote"
+        )
+    return {"engine": None, "warnings": [], "notes": []} | kept
+
+
+def _is_kept(path: Path) -> bool:
+    """A run's file begins with its whole header in a line; a document is indented."""
+    with path.open("rb") as file:
+        return file.readline().strip() == b"{"
 
 
 def merged(runs: Sequence[Measured]) -> Document:
@@ -95,41 +134,44 @@ def merged(runs: Sequence[Measured]) -> Document:
         raise ValueError("there is nothing to merge")
     if len(runs) == 1:
         return runs[0].document()
-    figures = Figures(runs[0].figures.slo)
-    for one in runs:
-        figures.merge(one.figures)
     documents = [one.document() for one in runs]
-    first = documents[0]
+    first, other = documents[0], differing_settings(documents)
     return {
         "label": f"{first['label']}, {len(runs)} runs merged",
-        "summary": figures.summary(),
+        "summary": merged_figures(runs).summary(),
         "engine": None,
         "settings": first["settings"],
         "server": {**first["server"], "metrics": None},
         "client": first["client"],
+        "agreement": None,
         "warnings": [f"{name}: {text}" for name, one in _named(runs, documents) for text in one["warnings"]],
         "notes": [
-            *_other_settings(documents),
+            *([f"The merged runs are no repeats of each other: they differ in {', '.join(other)}."] if other else []),
             *(f"{name}: {text}" for name, one in _named(runs, documents) for text in one["notes"]),
         ],
         "runs": documents,
     }
 
 
+def merged_figures(runs: Sequence[Measured]) -> Figures:
+    """Of several runs as one. Raises ValueError if their limits differ."""
+    if len(runs) == 1:
+        return runs[0].figures
+    figures = Figures(runs[0].figures.slo)
+    for one in runs:
+        figures.merge(one.figures)
+    return figures
+
+
 def _named(runs: Sequence[Measured], documents: Sequence[Document]) -> list[tuple[str, Document]]:
     return [(one.run.path.name, document) for one, document in zip(runs, documents, strict=True)]
 
 
-def _other_settings(documents: Sequence[Document]) -> list[str]:
-    """Runs that were asked for other things are no repeats; which seed it was, and when, makes no difference."""
-    allowed = {"seed", "started_at", "interrupted", "speed_changes", "url"}
-    first = documents[0]["settings"]
-    differing = sorted(
-        name for name in first.keys() - allowed if any(one["settings"].get(name) != first[name] for one in documents)
-    )
-    return (
-        [f"The merged runs are no repeats of each other: they differ in {', '.join(differing)}."] if differing else []
-    )
+def differing_settings(documents: Sequence[Document]) -> list[str]:
+    """In which settings runs are unlike; where and when each was made, and from which seed, makes no difference."""
+    allowed = {"seed", "started_at", "stopped_by", "interrupted", "speed_changes", "url"}
+    names = documents[0]["settings"].keys() - allowed
+    return sorted(name for name in names if len({repr(one["settings"].get(name)) for one in documents}) > 1)
 
 
 def _how(run: RunFile, asked: Asked) -> tuple[Slo | None, Span, Span]:

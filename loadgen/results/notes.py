@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from loadgen.agreement import Agreement, Verdict
 from loadgen.outcome import RequestRecord
 from loadgen.results.run_file import RunFile
 
 
-def warnings(run: RunFile, summary: Mapping[str, Any]) -> list[str]:
+def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list[str]:
     """What may make the figures wrong, or not those that were asked for: told before them."""
     told = []
     if summary.get("client_is_bottleneck"):
@@ -22,6 +23,12 @@ def warnings(run: RunFile, summary: Mapping[str, Any]) -> list[str]:
         told.append("The file has no end: loadgen was killed, or still runs. These are the requests written so far.")
     elif run.end.stopped_by is not None:
         told.append(f"Interrupted by {run.end.stopped_by}: the report of what was measured so far.")
+    for kind, tokens in (("prompts", agree.prompt), ("answers", agree.generation)):
+        if tokens.verdict is Verdict.DIFFER:
+            told.append(
+                f"The server counted {tokens.server:,} tokens of {kind}, its clients here {tokens.client:,}: either it "
+                "served others too, or its usage is wrong, and so are tokens/s."
+            )
     if run.torn:
         told.append("The last line of the file was cut while it was written, and is left out.")
     return told

@@ -15,11 +15,14 @@ from loadgen.results.tables import (
     FEWER_STATISTICS,
     STATISTICS,
     Table,
+    agreement_table,
     engine_table,
     goodput_table,
     latency_table,
     outcome_table,
     run_table,
+    server_latency_table,
+    server_table,
     side_by_side,
 )
 
@@ -36,12 +39,14 @@ def print_report(runs: Sequence[RunFile], console: Console, plots: bool, asked: 
 def print_measured(runs: Sequence[Measured], console: Console, plots: bool) -> None:
     """The same, of what was read already."""
     document = merged(runs)
-    _say((f"Warning: {warning}" for warning in document["warnings"]), console, "bold yellow")
+    print_warnings(document, console)
     console.print(rich_table(run_table(document)))
-    left = [outcome_table(document), goodput_table(document)]
-    _print_beside(left, [engine_table(document)], console)
+    left = [outcome_table(document), goodput_table(document), agreement_table(document)]
+    _print_beside(left, [engine_table(document), server_table(document)], console)
     statistics = STATISTICS if console.width >= WIDE else FEWER_STATISTICS
     console.print(rich_table(latency_table(document, statistics)))
+    if (of_server := server_latency_table(document)) is not None:
+        console.print(rich_table(of_server))
     if plots and len(runs) == 1:
         from loadgen.results.plots import draw
 
@@ -54,6 +59,11 @@ def print_measured(runs: Sequence[Measured], console: Console, plots: bool) -> N
     print_notes(document, console)
 
 
+def print_warnings(document: Document, console: Console, side: str = "") -> None:
+    """What may make the figures wrong; `side` begins each."""
+    _say((f"Warning: {warning}" for warning in document["warnings"]), console, "bold yellow", side)
+
+
 def print_notes(document: Document, console: Console, side: str = "") -> None:
     """What a reader must know beside the figures; `side` begins each."""
     _say((note if note.startswith("First '") else f"Note: {note}" for note in document["notes"]), console, side=side)
@@ -62,7 +72,7 @@ def print_notes(document: Document, console: Console, side: str = "") -> None:
 def print_side_by_side(documents: Sequence[Document], names: Sequence[str], console: Console) -> None:
     """Runs that are no repeats, a column each, with the warnings and notes of each."""
     for name, document in zip(names, documents, strict=True):
-        _say((f"Warning: {warning}" for warning in document["warnings"]), console, "bold yellow", f"{name}: ")
+        print_warnings(document, console, f"{name}: ")
     console.print(rich_table(side_by_side(documents, names)))
     for name, document in zip(names, documents, strict=True):
         print_notes(document, console, f"{name}: ")

@@ -30,6 +30,7 @@ class Series:
     """Takes requests in any order, and needs memory for `STRETCHES` stretches of `seconds` and one sample alone."""
 
     seconds: float  # of the run, to the last moment that any request has
+    width: float = field(init=False)  # seconds of a stretch
     sent: list[int] = field(init=False)
     completed: list[int] = field(init=False)
     failed: list[int] = field(init=False)
@@ -46,11 +47,7 @@ class Series:
         count = max(1, min(STRETCHES, int(self.seconds / SHORTEST)))
         self.sent, self.completed, self.failed, self._over = ([0] * count for _ in range(4))
         self.tokens, self.slowest = [0.0] * count, [0.0] * count
-
-    @property
-    def width(self) -> float:
-        """Seconds of a stretch."""
-        return max(self.seconds, SHORTEST) / len(self.sent)
+        self.width = max(self.seconds, SHORTEST) / count
 
     @property
     def in_flight(self) -> list[tuple[float, int]]:

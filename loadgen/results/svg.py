@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 480, 250  # of the drawing, in units of which a letter is 12 high
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 58, 20, 12, 40
 TICKS = 5  # about so many on an axis
 
 
@@ -70,10 +70,10 @@ def draw(chart: Chart) -> str:
         return ""
     places = [point for mark in chart.marks for point in mark.points]
     y_ticks = nice_ticks(max(y for _, y in places))
-    x_ticks = list(chart.x_ticks)
+    x_ticks, right = list(chart.x_ticks), max(x for x, _ in places)
     if not x_ticks:
-        x_ticks = [(tick, tick_text(tick)) for tick in nice_ticks(max(x for x, _ in places))]
-    scale = _Scale(x_ticks[0][0], x_ticks[-1][0], y_ticks[-1])
+        x_ticks = [(tick, tick_text(tick)) for tick in nice_ticks(right) if tick <= right or right <= 0]
+    scale = _Scale(x_ticks[0][0], max(right, x_ticks[-1][0]), y_ticks[-1])
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',
         *_axes(chart, scale, x_ticks, y_ticks),

@@ -57,6 +57,20 @@ ENGINE_ROWS = (
     ("records_lost", "step records lost"),
     ("peak_rss_bytes", "peak memory of the engine's processes, summed"),
 )
+SERVER_ROWS = (
+    ("requests", "requests ended"),
+    ("prompt_tokens", "prompt tokens"),
+    ("generation_tokens", "tokens generated"),
+    ("prefix_hit_rate", "prefix hit rate"),
+    ("preemptions", "preemptions"),
+    ("mean_running", "requests running, mean"),
+    ("max_running", "  most"),
+    ("mean_waiting", "requests waiting, mean"),
+    ("max_waiting", "  most"),
+    ("mean_kv_usage", "KV memory in use, mean"),
+    ("max_kv_usage", "  most"),
+    ("failed_looks", "looks that failed"),
+)
 # Of what an engine may not do at all: left out where it did not, but for the JSON.
 ONLY_IF_ANY = frozenset(
     {
@@ -103,7 +117,7 @@ def text(value: Any, name: str = "") -> str:
         return value
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.1f} MiB"
-    if name.endswith(("_share", "_rate", "attainment")):
+    if name.endswith(("_share", "_rate", "_usage", "attainment")):
         return f"{value:.2%}"
     if isinstance(value, float):
         decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 3
@@ -261,6 +275,51 @@ def engine_table(document: Document) -> Table | None:
     )
     columns = () if len(runs) == 1 else ("", *(f"run {number}" for number in range(1, len(runs) + 1)))
     return Table("Engine, from its step stream", rows, columns)
+
+
+def server_table(document: Document) -> Table | None:
+    """What the server's /metrics told over the run; None if it has none that are known."""
+    metrics = document["server"]["metrics"]
+    if not metrics:
+        return None
+    rows = [(title, text(metrics.get(name), name)) for name, title in SERVER_ROWS if metrics.get(name) is not None]
+    caption = [f"{text(metrics.get('looks'))} looks in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
+    if metrics.get("restarted"):
+        caption.append("A counter fell: the server was restarted, and what it had counted is not known.")
+    return Table("Server, from its /metrics", tuple(rows), caption=tuple(caption))
+
+
+def server_latency_table(document: Document) -> Table | None:
+    """The latencies that the server itself measured; None if it tells none."""
+    metrics = document["server"]["metrics"] or {}
+    rows = tuple(
+        (
+            f"{title} (ms)",
+            text(metrics[f"mean_{name}_ms"]),
+            *(text(metrics.get(f"p{percent}_{name}_at_most_ms")) for percent in (50, 90, 99)),
+            text(metrics.get(f"count_{name}")),
+        )
+        for name, title in (("ttft", "TTFT"), ("e2el", "E2E"), ("tpot", "TPOT"), ("itl", "ITL"), ("queue", "queueing"))
+        if metrics.get(f"mean_{name}_ms") is not None
+    )
+    if not rows:
+        return None
+    caption = ("Percentiles are the bounds of the server's buckets: the value is at most that.",)
+    return Table("Latency, as the server measured it", rows, ("", "mean", "p50 <=", "p90 <=", "p99 <=", "n"), caption)
+
+
+def agreement_table(document: Document) -> Table | None:
+    """Both counts of tokens and whether they agree; None where the server tells nothing."""
+    agreement = document["agreement"]
+    if agreement is None or all(tokens["server"] is None for tokens in agreement.values()):
+        return None
+    rows = tuple(
+        (title, text(tokens["client"]), text(tokens["server"]), tokens["verdict"])
+        for title, tokens in (("prompts", agreement["prompt"]), ("answers", agreement["generation"]))
+    )
+    reasons = dict.fromkeys(tokens["reason"] for tokens in agreement.values() if tokens["reason"])
+    caption = tuple(f"It cannot be told: {reason}." for reason in reasons)
+    return Table("Tokens, counted by both", rows, ("", "client", "server", ""), caption)
 
 
 def side_by_side(documents: Sequence[Document], names: Sequence[str]) -> Table:
