@@ -137,20 +137,20 @@ class _Elements:
         if self._mark() != b"[":
             raise self._error("expected an array, which begins with [")
         self._pass(self._at + 1)
-        mark = self._mark()
-        while mark != b"]":
-            if mark not in (b"{", b"["):
+        more = self._mark() != b"]"
+        while more:
+            if self._mark() not in (b"{", b"["):
                 raise self._error("expected an object as an element of the array")
             size = self._element_size()
             record = self._line, self._buffer[self._at : self._at + size]
             self._pass(self._at + size)
             yield record
             mark = self._mark()
-            if mark == b",":
-                self._pass(self._at + 1)
-                mark = self._mark()
-            elif mark != b"]":
+            if mark not in (b",", b"]"):
                 raise self._error("expected , or ] after an element of the array")
+            more = mark == b","
+            if more:
+                self._pass(self._at + 1)
         self._pass(self._at + 1)
         if self._mark():
             raise self._error("more follows after the array")
