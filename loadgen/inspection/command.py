@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
         with interrupt.heard():
             inspections = _inspect_all(options, interrupt)
         if interrupt.asked:
-            left = len(options.files) - len(inspections)
-            files = f", and {left} more files were not read" if left else ""
-            print(f"Interrupted: what was read so far{files}.", file=sys.stderr)
+            print(
+                f"Interrupted: what was read so far{_unread(len(options.files) - len(inspections))}.", file=sys.stderr
+            )
         if options.json is not None:
             write_json("--json", options.json, document(inspections, interrupt.asked))
         if inspections:
@@ -61,6 +61,12 @@ def run(options: argparse.Namespace) -> int:
     except (TraceError, OutputError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
+
+
+def _unread(files: int) -> str:
+    if not files:
+        return ""
+    return ", and 1 more file was not read" if files == 1 else f", and {files} more files were not read"
 
 
 def _inspect_all(options: argparse.Namespace, interrupt: _Interrupt) -> list[Inspection]:

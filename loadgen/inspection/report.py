@@ -89,7 +89,7 @@ def _lengths(inspections: Sequence[Inspection], names: Sequence[str], wide: bool
 
 def _print_notes(inspection: Inspection, name: str, console: Console) -> None:
     def note(text: str) -> None:
-        console.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name}: {text}", markup=False, highlight=False)
 
     statistics = inspection.statistics
     if not inspection.whole:
@@ -98,7 +98,7 @@ def _print_notes(inspection: Inspection, name: str, console: Console) -> None:
     if inspection.bad_lines:
         note(f"{inspection.bad_lines:,} bad lines were skipped, first:")
         for line in inspection.first_bad_lines:
-            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {line}", markup=False, highlight=False)
     if statistics.arrivals is None:
         note("has no times; it is played with --arrivals, such as poisson:4 or users:8.")
     if any(hit.standard_error for hit in statistics.sharing.hits):
