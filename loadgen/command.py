@@ -20,6 +20,7 @@ from loadgen.perform import BY_HAND, ENGINE_ENDED
 from loadgen.results.output import OutputError
 from loadgen.results.run_file import ResultError, RunFile
 from loadgen.server import ServerError
+from loadgen.text.tokenizer import TokenizerError
 from loadgen.traces.model import TraceError
 from loadgen.workers import WorkerError
 
@@ -109,6 +110,6 @@ def execute(work: Callable[[Interrupt], Awaitable[int]]) -> int:
     except (TraceError, OutputError, ResultError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except (ServerError, EngineError, EngineStartError, WorkerError) as error:
+    except (ServerError, EngineError, TokenizerError, EngineStartError, WorkerError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_NO_SERVER

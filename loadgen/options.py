@@ -124,8 +124,8 @@ def _converter(kind: Callable[[str], Any], choices: Sequence[str] | None) -> Cal
 class OptionAdder:
     """Adds options whose default may come from an environment variable of the same name."""
 
-    def __init__(self, parser: argparse.ArgumentParser, prefix: str = "LOADGEN_") -> None:
-        self._parser = parser
+    def __init__(self, parser: argparse._ActionsContainer, prefix: str = "LOADGEN_") -> None:
+        self.parser = parser
         self._prefix = prefix
 
     def __call__(
@@ -144,10 +144,10 @@ class OptionAdder:
         convert = _converter(kind, choices)
         help = f"{help} [{variable}]"
         if kind is yes_or_no:
-            self._parser.add_argument(flag, action="store_true", default=default, help=help).type = convert
+            self.parser.add_argument(flag, action="store_true", default=default, help=help).type = convert
             return
         metavar = metavar or (f"{{{','.join(choices)}}}" if choices else None)
-        self._parser.add_argument(flag, type=convert, default=default, help=help, metavar=metavar)
+        self.parser.add_argument(flag, type=convert, default=default, help=help, metavar=metavar)
 
 
 def comma_separated(text: str) -> tuple[str, ...]:

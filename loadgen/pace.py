@@ -24,6 +24,10 @@ class Stretch:
     speed: float
 
 
+class Ended(Exception):
+    """Nothing is due any more: the run ends with what it has begun."""
+
+
 class Pace:
     """One run's trace time. It stands at 0 at the moment given to `begin`; before that only its speed can be set."""
 
@@ -33,6 +37,7 @@ class Pace:
         self._asked = speed
         self._stretches = [Stretch(math.inf, 0.0, speed)]  # it begins when it is told to
         self._changed = asyncio.Event()
+        self._over = False
 
     @property
     def speed(self) -> float:
@@ -79,10 +84,20 @@ class Pace:
         stretch = self._stretches[at]
         return stretch.moment + (trace - stretch.trace) / stretch.speed
 
+    def end(self) -> None:
+        """Let nobody wait any longer."""
+        self._over = True
+        self._changed.set()
+
     async def until(self, trace: float, ahead: float = 0.0) -> float:
-        """Wait until the trace stands there, or until `ahead` seconds before; returns the moment when it stands there."""
-        while (left := self.moment(trace) - ahead - clock()) > 0:
+        """Wait until the trace stands there, or until `ahead` seconds before; returns the moment when it stands there.
+
+        Raises `Ended` if nothing is to become due any more.
+        """
+        while not self._over and (left := self.moment(trace) - ahead - clock()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
+        if self._over:
+            raise Ended
         return self.moment(trace)

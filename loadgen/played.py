@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from msgspec import UNSET
-
 from loadgen.arrivals import Arrivals, Recorded, Users
+from loadgen.needs import Needs
 from loadgen.settings import Settings
 from loadgen.traces.formats import Format, TraceFile, open_trace
 from loadgen.traces.model import Header, Session, TraceError
@@ -53,42 +52,38 @@ def played(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A trace read once before it is played: that it can be, and how much it is."""
+    """A trace read once before it is played: that it can be, how much it is, and what it needs."""
 
     sessions: int
     turns: int
     left_out: int  # sessions, for the server's context
     bad_lines: int
-    text_unknown: bool  # some turns give only lengths: their text is made
-    replies_uncounted: bool  # some turns give the answer's text, not its tokens
-    texts: bool  # some turns are chats
+    needs: Needs
 
 
 def survey(
     trace: TraceFile, settings: Settings, limit: int | None, arrivals: Arrivals | Users, say: Callable[[str], None]
 ) -> Survey:
     """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
-    sessions = turns = last = 0
-    text_unknown = replies_uncounted = texts = False
+    sessions = turns = 0
+    needs = Needs(settings)
     said = time.monotonic()
+    seen = 0
     for index, session in played(trace, settings, limit):
+        seen = index + 1
         if session.arrival is None and isinstance(arrivals, Recorded):
             raise TraceError(
                 f"{trace.path}: has no times: say when its sessions arrive, with --rate R, --users N or --arrivals SPEC"
             )
         sessions += 1
         turns += len(session.turns)
-        last = index
-        for turn in session.turns:
-            text_unknown = text_unknown or turn.input_tokens is not UNSET
-            texts = texts or turn.user is not UNSET
-            replies_uncounted = replies_uncounted or (turn.output_tokens is UNSET and turn.reply is not UNSET)
+        needs.add(session)
         if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
             say(f"reading {trace.path}: {sessions:,} sessions, {turns:,} turns so far")
-    total = last + 1 if sessions else 0
-    if settings.sessions is not None and settings.sessions > total and not trace.bad.count and sessions == total:
-        raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {total} sessions")
     if not sessions:
         raise TraceError(f"{trace.path}: has no session to play")
-    return Survey(sessions, turns, total - sessions, trace.bad.count, text_unknown, replies_uncounted, texts)
+    left_out = seen - sessions
+    if settings.sessions is not None and settings.sessions > seen and not left_out:
+        raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions} sessions")
+    return Survey(sessions, turns, left_out, trace.bad.count, needs)

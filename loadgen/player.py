@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, tee
 from pathlib import Path
@@ -15,7 +16,7 @@ from loadgen.asking import Asker
 from loadgen.client import clock, open_http
 from loadgen.live.tally import Tally
 from loadgen.outcome import RequestRecord
-from loadgen.pace import Pace
+from loadgen.pace import Ended, Pace
 from loadgen.played import header_of, played, trace_of
 from loadgen.results.run_file import RunFile
 from loadgen.server import ServerFacts
@@ -30,7 +31,7 @@ MOST_QUEUED = 10_000  # sessions that wait for a slot; the rest wait in the trac
 _NO_LIMIT = 2**31
 
 _Arrive = Callable[[], Awaitable[float]]
-_One = Callable[[Session, int, _Arrive], Awaitable[None]]
+_One = Callable[[Session, int, _Arrive], Coroutine[None, None, None]]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = 0
     workers: int = 1
     resumes: str | None = None  # the run's file, whose finished sessions are left out
+    counts: bool = False  # answers and recorded replies are counted by a tokenizer where nothing else tells
 
     def share(self, amount: int) -> int:
         """This process's part of an amount that all of them make together."""
@@ -53,12 +55,15 @@ class Controls:
     """What can be changed while it plays: how fast, how many more requests, and whether to drop what runs."""
 
     pace: Pace
+    arrivals: Pace = field(default_factory=lambda: Pace(1.0))  # by which sessions come whose times are not the trace's
     budget: Budget = field(default_factory=lambda: Budget(float("inf")))
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def drain(self) -> None:
         """Send nothing more; what runs comes to its end."""
         self.budget.left = 0
+        self.pace.end()
+        self.arrivals.end()
 
 
 def _left(job: Job) -> Iterator[tuple[int, Session]]:
@@ -78,13 +83,12 @@ def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals | Users) 
     return ((index, session, time) for (index, session), time in zip(ours, times, strict=False))
 
 
-async def _open_loop(
-    feed: Iterator[tuple[int, Session, float]], by: Pace, setting: Setting, one: _One
-) -> None:
+async def _open_loop(feed: Iterator[tuple[int, Session, float]], by: Pace, setting: Setting, one: _One) -> None:
     """Start each session at its moment, whatever became of the others."""
     async with asyncio.TaskGroup() as group:
         for index, session, start in feed:
-            await by.until(start, LOOKAHEAD)
+            with suppress(Ended):
+                await by.until(start, LOOKAHEAD)
             while setting.tally.queued > MOST_QUEUED and setting.budget.left >= 1:
                 await asyncio.sleep(0.01)
             if setting.budget.left < 1:
@@ -97,7 +101,13 @@ async def _open_loop(
 
 
 async def _closed_loop(
-    feed: Iterator[tuple[int, Session, float]], users: Users, job: Job, begin: float, setting: Setting, one: _One
+    feed: Iterator[tuple[int, Session, float]],
+    users: Users,
+    job: Job,
+    begin: float,
+    by: Pace,
+    setting: Setting,
+    one: _One,
 ) -> None:
     """Each user plays one session after the other, and thinks between them."""
 
@@ -105,8 +115,7 @@ async def _closed_loop(
         for index, session, _ in feed:
 
             async def arrive(moment: float = ready) -> float:
-                await asyncio.sleep(max(0.0, moment - clock()))
-                return moment
+                return await by.until(by.trace(moment))
 
             await one(session, index, arrive)
             if setting.budget.left < 1:
@@ -114,8 +123,8 @@ async def _closed_loop(
             ready = clock() + users.think / setting.pace.speed
 
     async with asyncio.TaskGroup() as group:
-        for start in islice(users.starts(), job.worker, None, job.workers):
-            group.create_task(user(begin + start))
+        for number in range(job.worker, users.count, job.workers):
+            group.create_task(user(begin + users.start(number)))
 
 
 async def play(
@@ -134,17 +143,12 @@ async def play(
     """
     settings = job.settings
     arrivals = parse_arrivals(settings.arrivals, settings.seed)
-    by = controls.pace if isinstance(arrivals, Recorded) else Pace(1.0)
-    for pace in {controls.pace, by}:
+    by = controls.pace if isinstance(arrivals, Recorded) else controls.arrivals
+    for pace in (controls.pace, controls.arrivals):
         pace.begin(begin)
     slots = _NO_LIMIT if settings.concurrency is None else job.share(settings.concurrency)
     async with open_http(api_key) as http:
-        tokenizer = open_tokenizer(settings.tokenizer, http, job.facts) if settings.tokenizer else None
-
-        async def count_tokens(text: str) -> int:
-            assert tokenizer is not None
-            return (await tokenizer.count([text]))[0]
-
+        tokenizer = open_tokenizer(settings.tokenizer, http, job.facts) if job.counts else None
         setting = Setting(
             http=http,
             url=job.facts.url,
@@ -158,7 +162,7 @@ async def play(
             tally=tally,
             zero=zero,
             report=report,
-            count_tokens=count_tokens if tokenizer is not None else None,
+            tokenizer=tokenizer,
         )
 
         async def one(session: Session, index: int, arrive: _Arrive) -> None:
@@ -167,7 +171,7 @@ async def play(
 
         feed = islice(_timed(_left(job), arrivals), job.worker, None, job.workers)
         if isinstance(arrivals, Users):
-            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, begin, setting, one))
+            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, begin, by, setting, one))
         else:
             playing = asyncio.create_task(_open_loop(feed, by, setting, one))
         stopper = asyncio.create_task(controls.stop.wait())

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
 from loadgen.engine_watch import EngineError
-from loadgen.perform import BY_HAND, ENGINE_ENDED, Steering, Target, open_target, perform
+from loadgen.perform import BY_HAND, ENGINE_ENDED, perform
 from loadgen.results.document import document
 from loadgen.results.output import check_writable, write_json
 from loadgen.results.report import print_report
@@ -21,6 +21,7 @@ from loadgen.results.run_file import ResultError, RunFile
 from loadgen.server import ServerError
 from loadgen.settings import Settings
 from loadgen.steer import listen, obey
+from loadgen.target import Steering, Target, open_target
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 from msgspec import UNSET
@@ -13,7 +13,9 @@ from loadgen.asking import Asker, Payload
 from loadgen.client import Response, clock, complete
 from loadgen.live.tally import Tally
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
-from loadgen.pace import Pace
+from loadgen.pace import Ended, Pace
+from loadgen.text.replies import count_replies
+from loadgen.text.tokenizer import Tokenizer
 from loadgen.traces.model import Session
 
 
@@ -35,8 +37,8 @@ class Budget:
 class Setting:
     """What all sessions of a run share. `pace` says when the trace is where; `slots` caps requests in flight.
 
-    `zero` is the moment of the clock from which records count. `count_tokens` tells the tokens of a text where the
-    server does not, None if nothing does.
+    `zero` is the moment of the clock from which records count. `tokenizer` counts what neither the trace nor the server
+    does.
     """
 
     http: aiohttp.ClientSession
@@ -51,7 +53,7 @@ class Setting:
     tally: Tally
     zero: float
     report: Callable[[RequestRecord], None]
-    count_tokens: Callable[[str], Awaitable[int]] | None = field(default=None)
+    tokenizer: Tokenizer | None
 
     def relative(self, moment: float | None) -> float | None:
         """Seconds of the run, to the microsecond."""
@@ -64,8 +66,9 @@ async def _output_tokens(response: Response, setting: Setting) -> tuple[int, Tok
         return response.usage.completion_tokens, TokenSource.USAGE
     if not response.chunks:
         return 0, TokenSource.NONE
-    if setting.count_tokens is not None and response.outcome is Outcome.COMPLETED:
-        return await setting.count_tokens(response.text), TokenSource.TOKENIZER
+    if setting.tokenizer is not None and response.outcome is Outcome.COMPLETED:
+        (tokens,) = await setting.tokenizer.count([response.text])
+        return tokens, TokenSource.TOKENIZER
     return len(response.chunks), TokenSource.CHUNKS
 
 
@@ -117,9 +120,7 @@ async def _send(
     return response
 
 
-async def run_session(
-    session: Session, index: int, arrive: Callable[[], Awaitable[float]], setting: Setting
-) -> None:
+async def run_session(session: Session, index: int, arrive: Callable[[], Awaitable[float]], setting: Setting) -> None:
     """Play one session, reporting one record for every turn whatever happens.
 
     `index` is its place in the trace; `arrive` waits for its arrival and returns the moment of that. A failed turn ends
@@ -132,6 +133,7 @@ async def run_session(
     due: float | None = None
     rest = Outcome.NOT_REACHED
     try:
+        session = await count_replies(session, setting.tokenizer)
         for number, turn in enumerate(session.turns):
             payload = setting.asker.payload(session, index, number, replies)  # before it is due: it may take a while
             if number == 0:
@@ -156,6 +158,8 @@ async def run_session(
                 return
             replies[number] = response.text
             ready = pace.trace(response.ended if response.ended is not None else clock())
+    except Ended:
+        pass  # what is left is told below
     finally:
         for number in range(reported, len(session.turns)):
             asked = session.turns[number].output_tokens

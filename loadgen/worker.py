@@ -1,4 +1,4 @@
-"""A client process of a run: `python -m loadgen.worker`, told what to do on standard input, telling on standard output."""
+"""A client process of a run, `python -m loadgen.worker`: orders come on standard input, what happens goes out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from contextlib import suppress
 from loadgen.live.tally import Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
-from loadgen.player import Budget, Controls, play
+from loadgen.player import Controls, play
 from loadgen.self_watch import SelfWatch
+from loadgen.session import Budget
 from loadgen.workers import (
     API_KEY,
     COUNTS_EVERY,

@@ -18,7 +18,7 @@ import msgspec
 from loadgen.live.tally import Counts, Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
-from loadgen.player import Budget, Controls, Job, play
+from loadgen.player import Controls, Job, play
 from loadgen.self_watch import SelfFigures, SelfWatch
 
 API_KEY = "LOADGEN_API_KEY"  # not in the arguments, which everybody on the machine can read

@@ -25,43 +25,54 @@ if TYPE_CHECKING:
 EPILOG = "Every option is also an environment variable, named in brackets. Ctrl-C stops and reports so far."
 MODES = ("static", "continuous")
 ALLOCATIONS = ("paged", "reserved")
+ARRIVALS = "recorded, poisson:R, gamma:R,burstiness=B, constant:R, ramp:A..B,over=10s, steps:R,R,each=10s, inf, users:N"
+RULES = "requests=N, time=60s, errors=5%%, errors=N or saturation"
 
 
-def run_options(parser: argparse.ArgumentParser) -> OptionAdder:
+def run_options(parser: argparse.ArgumentParser) -> None:
     """What a run is made of: the trace, the server, when requests are sent, what they ask. For `settings_of`."""
     parser.add_argument("file", metavar="FILE", help="the trace (formats: see traces/README.md)")
-    add = OptionAdder(parser)
+
+    add = OptionAdder(parser.add_argument_group("the trace"))
     add("--format", str, None, "the trace's format (default: told by its content)", metavar="NAME")
     add("--skip-bad", yes_or_no, False, "leave out lines that do not fit, and count them")
     add("--sessions", positive_int, None, "only the first N sessions", metavar="N")
     add("--length-scale", positive_float, None, "multiply recorded lengths by X, blocks of hash ids too", metavar="X")
     add("--too-long", str, "error", "requests longer than the server's context", choices=("error", "skip", "cut"))
+
+    add = OptionAdder(parser.add_argument_group("the server"))
     add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
     add("--api-key", unicode_text, None, "sent as the bearer token", metavar="KEY")
+    add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
+
+    add = OptionAdder(parser.add_argument_group("what is asked"))
     add("--endpoint", str, None, "where to ask (default: by the trace)", choices=("chat", "completions"))
-    add("--tokenizer", unicode_text, None, "tokenizer.json, its folder, or 'server' (default: if needed)", metavar="PATH")
+    add("--tokenizer", unicode_text, None, "tokenizer.json or its folder (default: the server's own)", metavar="PATH")
     add("--no-ignore-eos", yes_or_no, False, "let answers end before their recorded length")
     add("--no-stream", yes_or_no, False, "ask for whole answers: only E2E is measured")
-    add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
     add("--extra-body", _json_object, {}, "more fields of each request's body, as JSON", metavar="JSON")
+
+    add = OptionAdder(parser.add_argument_group("when"))
     add("--speed", positive_float, 1.0, "divide arrival and think times by X (default: 1)", metavar="X")
-    add("--arrivals", _arrivals, None, "recorded, poisson:R, gamma:R,burstiness=B, constant:R, ramp:A..B,over=S, "
-        "steps:R,R,each=S, inf, users:N (default: recorded)", metavar="SPEC")  # fmt: skip
+    add("--arrivals", _arrivals, None, f"when sessions come: {ARRIVALS} (default: recorded)", metavar="SPEC")
     add("--rate", positive_float, None, "the same as --arrivals poisson:R; --speed then divides think times only", "R")
     add("--users", positive_int, None, "the same as --arrivals users:N, a closed loop", metavar="N")
     add("--concurrency", positive_int, None, "at most N requests in flight (default: no limit)", metavar="N")
     add("--seed", whole_number, 0, "seed of arrivals and made-up text (default: 0)", metavar="N")
+    until = add.parser.add_argument  # may be given again, so it is no environment variable
+    until("--until", type=_rule, action="append", default=[], metavar="RULE", help=f"end early, at {RULES}; repeatable")
+
+    add = OptionAdder(parser.add_argument_group("the client"))
     add("--workers", positive_int, 1, "client processes (default: 1)", metavar="N")
     add("--timeout", positive_float, 3600.0, "seconds from sending to the end of an answer (default: 3600)", "S")
     add("--retries", whole_number, 0, "tries after a failed connection, 429 or 503 (default: 0)", metavar="N")
-    add("--slo", _slo, None, "limits a request must meet: ttft=500ms,tpot=50ms,e2e=10s", metavar="LIMITS")
+
+    add = OptionAdder(parser.add_argument_group("what counts"))
+    add("--slo", _slo, None, "limits that a request must meet: ttft=500ms,tpot=50ms,e2e=10s", metavar="LIMITS")
     add("--warmup", _span, None, "leave the first requests out of the figures: 10s, or 50 (requests)", metavar="SPAN")
     add("--cooldown", _span, None, "leave the last ones out", metavar="SPAN")
-    parser.add_argument("--until", type=_rule, action="append", default=[], metavar="RULE",
-                        help="stop early: requests=N, time=60s, errors=5%%, errors=N, saturation; may be given again")  # fmt: skip
-    return add
 
 
 def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | float | bool] | None = None) -> Settings:
@@ -157,10 +168,11 @@ def add_parser(commands: Commands) -> None:
     """Its options."""
     parser = commands.add_parser("replay", help="play a trace and report", epilog=EPILOG, allow_abbrev=False)
     parser.set_defaults(run=run)
-    add = run_options(parser)
+    run_options(parser)
+    add = OptionAdder(parser.add_argument_group("this command"))
     add("--mode", str, None, "set the engine's batching first; it stays so", choices=MODES)
     add("--alloc", str, None, "set the engine's allocation first; it stays so", choices=ALLOCATIONS)
-    add("--repeat", positive_int, 1, "play it N times; an engine of loadgen's own is a fresh one each time", metavar="N")
+    add("--repeat", positive_int, 1, "play it N times, each with a fresh engine if it is loadgen's own", metavar="N")
     add("--out", Path, None, "keep every request's times in FILE, for report, diff and resume", metavar="FILE")
     add("--json", Path, None, "write the figures to FILE", metavar="FILE")
     add("--no-plots", yes_or_no, False, "tables only")

@@ -45,6 +45,7 @@ class Measured:
     whole: Figures  # with the warm-up and cool-down, as the server saw it
     series: Series
     first_failures: Mapping[Outcome, RequestRecord]
+    turns: int  # that the file has lines for
 
     @property
     def end(self) -> RunEnd:
@@ -54,7 +55,7 @@ class Measured:
     def document(self) -> Document:
         """The JSON contract's shape."""
         end, header = self.end, self.run.header
-        summary = {**self.figures.summary(), **end.client}
+        summary = {**_summary(self.figures, [self]), **end.client}
         agree = self.agreement()
         return {
             "label": header.label,
@@ -67,6 +68,11 @@ class Measured:
             "warnings": warnings(self.run, summary, agree),
             "notes": notes(self.run, summary, self.first_failures.values()),
         }
+
+    @property
+    def never(self) -> int:
+        """Turns that a run which ended early has no lines for."""
+        return max(0, self.run.header.turns - self.turns)
 
     def agreement(self) -> Agreement:
         """Whether the server counted the same tokens, part by part of a run that was resumed."""
@@ -83,14 +89,16 @@ def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
     all_of_it = figures if whole else Figures()
     series = Series(_seconds(run))
     first_failures: dict[Outcome, RequestRecord] = {}
+    turns = 0
     for record in run.records():
+        turns += 1
         figures.add(record)
         if all_of_it is not figures:
             all_of_it.add(record)
         series.add(record)
         if record.outcome.failed and record.detail:
             first_failures.setdefault(record.outcome, record)
-    return Measured(run, figures, all_of_it, series, first_failures)
+    return Measured(run, figures, all_of_it, series, first_failures, turns)
 
 
 def document(runs: RunFile | Sequence[RunFile], asked: Asked = AS_THE_RUN) -> Document:
@@ -138,7 +146,7 @@ def merged(runs: Sequence[Measured]) -> Document:
     first, other = documents[0], differing_settings(documents)
     return {
         "label": f"{first['label']}, {len(runs)} runs merged",
-        "summary": merged_figures(runs).summary(),
+        "summary": _summary(merged_figures(runs), runs),
         "engine": None,
         "settings": first["settings"],
         "server": {**first["server"], "metrics": None},
@@ -161,6 +169,18 @@ def merged_figures(runs: Sequence[Measured]) -> Figures:
     for one in runs:
         figures.merge(one.figures)
     return figures
+
+
+def _summary(figures: Figures, runs: Sequence[Measured]) -> dict[str, Any]:
+    """Their figures, with the turns and sessions that were not reached and have no lines."""
+    summary, never = figures.summary(), sum(one.never for one in runs)
+    sessions = sum(one.run.header.sessions for one in runs)
+    return {
+        **summary,
+        "not_reached": summary["not_reached"] + never,
+        "turns": summary["turns"] + never,
+        "sessions": max(summary["sessions"], sessions),
+    }
 
 
 def _named(runs: Sequence[Measured], documents: Sequence[Document]) -> list[tuple[str, Document]]:

@@ -1,0 +1,94 @@
+"""What is found out before the first request: what the server is, what the trace holds, whether they go together."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from loadgen.arrivals import parse_arrivals
+from loadgen.engine_watch import set_control
+from loadgen.machine import machine, versions
+from loadgen.played import Survey, header_of, survey, trace_of
+from loadgen.probe import probe
+from loadgen.results.run_file import RunHeader
+from loadgen.server import ServerFacts, find_server
+from loadgen.settings import Settings
+from loadgen.target import Target
+from loadgen.text.tokenizer import open_tokenizer
+from loadgen.text.vocabulary import Vocabulary, find_vocabulary
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What is known before the first request."""
+
+    facts: ServerFacts
+    found: Survey
+    vocabulary: Vocabulary | None
+    header: RunHeader
+
+    @property
+    def counts(self) -> bool:
+        """Whether texts are counted by a tokenizer while it runs, since neither the trace nor the server tells."""
+        uncounted = self.found.needs.replies or self.facts.usage is False
+        return uncounted and (self.header.settings.tokenizer is not None or self.facts.tokenizes)
+
+    def notes(self) -> list[str]:
+        """What a reader of the figures must know of what was played."""
+        notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
+        if bad := self.found.bad_lines:
+            notes.append(f"{bad:,} lines of the trace did not fit and were left out (--skip-bad).")
+        if left_out := self.found.left_out:
+            notes.append(f"{left_out:,} sessions were left out: longer than the server's context (--too-long skip).")
+        return notes
+
+
+async def prepare(
+    settings: Settings, target: Target, http: aiohttp.ClientSession, label: str, say: Callable[[str], None]
+) -> Prepared:
+    """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`."""
+    trace = trace_of(settings)
+    header = header_of(trace, settings)
+    facts = await find_server(http, target.url, settings.model)
+    arrivals = parse_arrivals(settings.arrivals, settings.seed)
+    found = await asyncio.to_thread(survey, trace, settings, facts.max_model_len, arrivals, say)
+    if settings.control:
+        await set_control(http, target.url, settings.control)
+    vocabulary = None
+    if found.needs.tokenizer:
+        tokenizer = open_tokenizer(settings.tokenizer, http, facts)
+        vocabulary = await find_vocabulary(tokenizer) if found.needs.vocabulary else None
+    if settings.probe:
+        facts, vocabulary = await probe(http, facts, settings, found.needs, vocabulary)
+    run_header = RunHeader(
+        label=label,
+        settings=settings,
+        started_at=now(),
+        sessions=found.sessions,
+        turns=found.turns,
+        trace={
+            "file": settings.file,
+            "format": str(trace.format),
+            "temperature": header.temperature,
+            "recipe": header.recipe,
+            "bad_lines": found.bad_lines,
+            "left_out": found.left_out,
+        },
+        server={
+            **msgspec.to_builtins(facts),
+            "started_by_loadgen": target.engine is not None,
+        },
+        versions=versions(),
+        machine=machine(),
+    )
+    return Prepared(facts, found, vocabulary, run_header)
+
+
+def now() -> str:
+    """The date and time as a run's file has them."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,57 @@
+"""Where requests go, and how a run is changed from outside while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from loadgen.engine_process import EngineProcess
+from loadgen.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go; `engine` is the process behind it if loadgen started it."""
+
+    url: str
+    engine: EngineProcess | None = None
+    api_key: str | None = None
+
+
+@contextlib.asynccontextmanager
+async def open_target(settings: Settings, console: Console, api_key: str | None = None) -> AsyncIterator[Target]:
+    """The server that the settings name, or an engine that lives as long as this. Raises `EngineStartError`."""
+    if settings.url is not None:
+        yield Target(settings.url, api_key=api_key)
+        return
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    async with EngineProcess(settings.engine_args, say) as engine:
+        yield Target(engine.url, engine, api_key)
+
+
+class Steering:
+    """How a run is changed from outside while it goes on: its speed, and its end."""
+
+    def __init__(self, stop: asyncio.Event | None = None) -> None:
+        self.stop = stop or asyncio.Event()
+        self._speed: Callable[[float], None] | None = None
+        self._asked: float | None = None
+
+    def set_speed(self, speed: float) -> None:
+        """Go by another speed from now on, or from the beginning if it has not come."""
+        self._asked = speed
+        if self._speed is not None:
+            self._speed(speed)
+
+    def attach(self, take: Callable[[float], None]) -> None:
+        """The run that is steered has begun."""
+        self._speed = take
+        if self._asked is not None:
+            take(self._asked)
