@@ -15,7 +15,7 @@ from loadgen.engine_watch import EngineError
 from loadgen.experiments.compare import Repeat, comparison, interleaved, read_repeat, verdicts
 from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
 from loadgen.experiments.sides import Side
-from loadgen.experiments.tables import findings, verdict_table
+from loadgen.experiments.tables import explanation, findings, verdict_table
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import Document, document
 from loadgen.results.output import OutputError, check_writable, write_json
@@ -140,7 +140,8 @@ def print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
 def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console) -> None:
     told = verdicts(repeats)
     print_side_by_side([found["a"], found["b"]], names, out)
-    out.print(rich_table(verdict_table(told, names, len(repeats))))
+    out.print(rich_table(verdict_table(told)))
+    out.print(explanation(told, names, len(repeats)), markup=False, highlight=False)
     for line in findings(told, names):
         out.print(line, markup=False, highlight=False)
     out.print(f"Conditions: {found['conditions']}.", markup=False, highlight=False)

@@ -33,7 +33,7 @@ def findings(verdicts: Sequence[Verdict], names: tuple[str, str]) -> list[str]:
     return lines
 
 
-def verdict_table(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: int) -> Table:
+def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Each figure of both sides, by how much it changes, and what could have been found."""
     rows = tuple(
         (
@@ -47,18 +47,23 @@ def verdict_table(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: 
         )
         for verdict in verdicts
     )
-    caption = [f"A: {names[0]}. B: {names[1]}."]
+    return Table("B against A", rows, ("", "A", "B", "change", "between", "differs", "finds"))
+
+
+def explanation(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: int) -> str:
+    """What the columns of `verdict_table` are."""
+    told = [f"A: {names[0]}. B: {names[1]}."]
     if repeats > 1:
-        caption += [
-            f"A and B are medians of {repeats} repeats. Changes are taken within a repeat, and of the same requests",
-            "where no percentile is named. 'between' is by t over the repeats; all of 'differs' together err",
-            f"between equal sides in at most {ERROR_RATE * 100:.0f} % of comparisons (Holm). 'finds': about the",
-            "smallest change that is found in 9 of 10 comparisons with such noise.",
+        told += [
+            f"A and B are medians of {repeats} repeats; changes are taken within a repeat, and of the same requests where",
+            "no percentile is named. between: by t over the repeats. differs: all of these together err between equal",
+            f"sides in at most {ERROR_RATE * 100:.0f} % of comparisons (Holm). finds: about the smallest change that is",
+            "found in 9 of 10 comparisons with such noise.",
         ]
         needed = [verdict.repeats_for_5_percent or 0 for verdict in verdicts if verdict.differs is False]
         if max(needed, default=0) > repeats:
-            caption.append(f"To find 5 % in all where none was found: about --repeats {max(needed)}.")
-    return Table("B against A", rows, ("", "A", "B", "change", "between", "differs", "finds"), tuple(caption))
+            told.append(f"To find 5 % in all where none was found: about --repeats {max(needed)}.")
+    return " ".join(told)
 
 
 def _shown(verdict: Verdict, value: float | None) -> str:
