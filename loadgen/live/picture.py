@@ -67,7 +67,10 @@ class Picture:
             body = [Text(), *_beside(charts, right, half)]
         else:
             body = self._stacked(state, before, width, room)
-        return Text("\n", no_wrap=True, overflow="ellipsis", end="").join([*head, *body][: max(1, height)])
+        shown = [*head, *body][: max(1, height)]
+        for line in shown:
+            line.truncate(width)
+        return Text("\n", no_wrap=True, end="").join(shown)
 
     def _stacked(self, state: RunState, before: RunState, width: int, room: int) -> Block:
         foot = _foot(state, before, width)
@@ -83,8 +86,8 @@ class Picture:
     def _charts(self, width: int, room: int) -> Block:
         """Arrivals, completions and what is in flight over the whole run, in at most `room` lines."""
         state, before = self._lately[-1], self._lately[0]
-        across = width - LABEL - NOTE
-        stretches = self._history.stretches(max(1, across))
+        across = max(1, width - LABEL - NOTE)
+        stretches = self._history.stretches(across)
         arrivals, completions = [s.arrivals for s in stretches], [s.completions for s in stretches]
         in_flight = [float(s.in_flight) for s in stretches]
         most = max((*arrivals, *completions), default=0.0)
@@ -146,6 +149,7 @@ def _failures(state: RunState, width: int, most: int) -> Block:
     block: Block = []
     for outcome, count in kinds[:most]:
         words = " ".join(state.first_failures.get(outcome, "").split())
+        words = "".join(letter if letter.isprintable() else "?" for letter in words)  # a server wrote them
         others = f", {rest:,} of other kinds" if rest and outcome is kinds[most - 1][0] else ""
         told = Text.assemble((f"{count:,} {outcome}{others}", "red bold"), f"  {words}" if words else "")
         told.truncate(width, overflow="ellipsis")
@@ -156,7 +160,7 @@ def _failures(state: RunState, width: int, most: int) -> Block:
 def _latencies(state: RunState, shown: Sequence[tuple[str, str]], width: int) -> Block:
     """Percentiles of all that have ended so far; those that failed count as infinitely slow."""
     full = width >= NARROW
-    label = width - (5 if full else 3) * CELL if width < NARROW else 22
+    label = 22 if full else max(1, width - 3 * CELL)
     title = "latency so far, ms" if full else "ms, scheduled"
     heads = ("p50", "p90", "p99", *(("max", "requests") if full else ()))
     block = [Text(f"{title:{label}}" + "".join(f"{head:>{CELL}}" for head in heads), "dim")]
