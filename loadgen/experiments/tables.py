@@ -55,10 +55,10 @@ def explanation(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: in
     told = [f"A: {names[0]}. B: {names[1]}."]
     if repeats > 1:
         told += [
-            f"A and B are medians of {repeats} repeats; changes are taken within a repeat, and of the same requests where",
-            "no percentile is named. between: by t over the repeats. differs: all of these together err between equal",
-            f"sides in at most {ERROR_RATE * 100:.0f} % of comparisons (Holm). finds: about the smallest change that is",
-            "found in 9 of 10 comparisons with such noise.",
+            f"A and B are medians of {repeats} repeats; changes are taken within a repeat, and of the same requests",
+            "where no percentile is named. between: by t over the repeats. differs: all of these together err between",
+            f"equal sides in at most {ERROR_RATE * 100:.0f} % of comparisons (Holm). finds: about the smallest change",
+            "that is found in 9 of 10 comparisons with such noise.",
         ]
         needed = [verdict.repeats_for_5_percent or 0 for verdict in verdicts if verdict.differs is False]
         if max(needed, default=0) > repeats:
