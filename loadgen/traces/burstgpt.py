@@ -15,7 +15,7 @@ from loadgen.traces.writing import Request, RequestWriter, lengths
 
 TIME, INPUT, OUTPUT, TOTAL = "Timestamp", "Request tokens", "Response tokens", "Total tokens"
 SESSION, ELAPSED, MODEL, LOG = "Session ID", "Elapsed time", "Model", "Log Type"
-FAILED = "0 response tokens: the request failed"
+FAILED = "requests that failed (0 response tokens)"
 
 
 class BurstGPTReader(Reader):

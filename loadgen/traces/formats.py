@@ -20,7 +20,7 @@ from loadgen.traces.chat import ChatReader, ChatWriter
 from loadgen.traces.model import Header, Session, TraceError
 from loadgen.traces.mooncake import MooncakeReader, MooncakeWriter
 from loadgen.traces.openai_batch import OpenAIBatchReader, OpenAIBatchWriter
-from loadgen.traces.reading import Format, Reader, ReadOptions, TimeUnit
+from loadgen.traces.reading import PLACES, Format, Reader, ReadOptions, TimeUnit
 from loadgen.traces.sharegpt import ShareGPTReader, ShareGPTWriter
 from loadgen.traces.source import Record, Source
 from loadgen.traces.vllm_custom import VllmReader, VllmWriter
@@ -56,7 +56,6 @@ WRITERS: dict[Format, type[Writer]] = {
         AIPerfWriter,
     )
 }
-PLACES = 7  # decimal places of a second that are kept: 100 ns, the finest that a format has
 LATEST = 1e9  # seconds after the first arrival
 SHOWN = 5  # bad lines whose text is kept
 PROBED = 20  # lines that are looked at to tell the format

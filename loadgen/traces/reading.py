@@ -16,6 +16,9 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
+PLACES = 7  # decimal places of a second that are kept: 100 ns, the finest that a format has
+
+
 class Format(StrEnum):
     """The formats that people have traces in."""
 
@@ -97,8 +100,8 @@ class Reader(ABC):
         return Turn(input_tokens=input_tokens, output_tokens=output_tokens, hash_ids=hash_ids)
 
     def seconds(self, time: float) -> float:
-        """A time of the file."""
-        return time / self._per_second
+        """A time of the file, to 100 ns."""
+        return round(time / self._per_second, PLACES)
 
 
 class Recent(OrderedDict[Key, Value]):

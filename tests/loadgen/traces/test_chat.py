@@ -160,7 +160,11 @@ def session2(*turns: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_version_2_holds_what_other_formats_hold(tmp_path: Path) -> None:
-    chat = [{"user": "Hi", "reply": "Ho"}, {"user": "And?", "at": 3.5}, {"regenerates": 1, "think": 2}]
+    chat: list[dict[str, Any]] = [
+        {"user": "Hi", "reply": "Ho"},
+        {"user": "And?", "at": 3.5},
+        {"regenerates": 1, "think": 2},
+    ]
     lines = [
         HEADER2,
         session2(*chat, system="main"),
@@ -177,8 +181,8 @@ def test_version_2_holds_what_other_formats_hold(tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(b"".join(trace_lines(header, sessions)))
     assert read_trace(copy) == (header, sessions)
-    for line in copy.read_text().splitlines()[1:]:
-        schema.validate(json.loads(line))
+    for text in copy.read_text().splitlines()[1:]:
+        schema.validate(json.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -216,9 +220,15 @@ def test_hash_ids_need_a_block_size(tmp_path: Path) -> None:
 
 
 def test_branches() -> None:
-    turn = {"user": "x", "user_tokens": 1, "output_tokens": 1, "seed": 0}
-    again = {"regenerates": 1, "output_tokens": 1, "seed": 1}
-    made = [turn, {**turn, "user": "y"}, again, {**turn, "user": "z"}, {**turn, "user": "w", "parent": 0}]
+    turn: dict[str, Any] = {"user": "x", "user_tokens": 1, "output_tokens": 1, "seed": 0}
+    again: dict[str, Any] = {"regenerates": 1, "output_tokens": 1, "seed": 1}
+    made: list[dict[str, Any]] = [
+        turn,
+        {**turn, "user": "y"},
+        again,
+        {**turn, "user": "z"},
+        {**turn, "user": "w", "parent": 0},
+    ]
     inputs = turn_inputs(msgspec.convert(session(*made), Session))
     assert [(item.user, item.history) for item in inputs if item] == [
         ("x", ()),

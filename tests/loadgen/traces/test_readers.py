@@ -99,7 +99,7 @@ def test_burstgpt_leaves_failures_out(tmp_path: Path) -> None:
     assert [(one.session, one.arrival) for one in sessions] == [("2", 0), ("4", 113.5)]
     assert sessions[1].labels == {"Model": "GPT-4", "Log Type": "API log"}
     assert sessions[1].conversation is UNSET
-    assert trace.left_out == {"0 response tokens: the request failed": 1}
+    assert trace.left_out == {"requests that failed (0 response tokens)": 1}
     assert trace.bad.count == 0
 
 
@@ -199,7 +199,7 @@ def said(*messages: str) -> list[dict[str, str]]:
 
 
 def test_sharegpt(tmp_path: Path) -> None:
-    chats = [
+    chats: list[dict[str, Any]] = [
         {"id": "a_0", "conversations": said("human: q1", "gpt: a1", "human: q2")},
         {"id": "a_1", "conversations": said("gpt: cut", "human: q3", "gpt: a3", "gpt: again", "human: q4", "gpt: ")},
         {"id": "b_0", "conversations": []},
@@ -224,7 +224,7 @@ def test_sharegpt(tmp_path: Path) -> None:
         "system messages": 1,
         "empty messages, with their answers": 1,
     }
-    assert list(trace_of(tmp_path, chats).sessions())[0] == sessions[0]  # one a line
+    assert next(trace_of(tmp_path, chats).sessions()) == sessions[0]  # one a line
 
 
 def test_bad_sharegpt(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_aiperf_times(tmp_path: Path) -> None:
 
 
 def test_aiperf_rows_of_single_turns(tmp_path: Path) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"session_id": "a", "text": "1", "timestamp": 0},
         {"session_id": "a", "text": "2", "delay": 50},
         {"session_id": "b", "text": "3", "timestamp": 10},

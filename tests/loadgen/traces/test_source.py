@@ -77,7 +77,7 @@ def test_too_long_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(source, "LONGEST_RECORD", 100)
     monkeypatch.setattr(source, "CHUNK", 10)
     path = tmp_path / "long"
-    path.write_bytes(b"x" * 100 + b"\n" + b"y" * 101 + b"\n")
+    path.write_bytes(b"x" * 99 + b"\n" + b"y" * 101 + b"\n")
     with pytest.raises(TraceError, match="line 2: is longer than 100 bytes"):
         list(Source(path).lines())
     path.write_bytes(b'[{},\n{"a": "' + b"y" * 300 + b'"}]')
