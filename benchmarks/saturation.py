@@ -1,4 +1,4 @@
-"""How often and how soon `--until saturation` sees that a simulated queue falls behind: `python -m benchmarks.saturation`.
+"""How soon `--until saturation` sees that a simulated queue falls behind: `python -m benchmarks.saturation`.
 
 A stable queue must not be taken for a growing one in half an hour, in which it is looked at 1,800 times. Everything is
 simulated, so that the figures are the rule's and not a machine's.
