@@ -1,0 +1,124 @@
+"""What a sweep found, for a person at a terminal: a table, plots over the load, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import plotext
+from rich.text import Text
+
+from loadgen.experiments.knee import Knee, Peak
+from loadgen.experiments.sweep import Found, Over, Point
+from loadgen.results.tables import Table, text
+
+HEIGHT = 14
+
+
+def sweep_table(found: Found, over: Over) -> Table:
+    """A line for each load."""
+    limits = any(point.goodput is not None for point in found.points)
+    columns = [str(over), "turns/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "failed"]
+    rows = []
+    for point in found.points:
+        summary = point.document["summary"]
+        ttft, e2el = ("ttft", "e2el") if over is Over.CONCURRENCY else ("ttft_scheduled", "e2el_scheduled")
+        row = [
+            f"{point.load:g}",
+            text(summary["request_throughput"]),
+            text(summary["output_throughput"]),
+            text(summary[f"p50_{ttft}_ms"]),
+            text(summary[f"p99_{ttft}_ms"]),
+            text(summary["p50_tpot_ms"]),
+            text(summary[f"p50_{e2el}_ms"]),
+            text(summary[f"p99_{e2el}_ms"]),
+            text(summary["failed"]),
+        ]
+        if limits:
+            row += [text(summary["slo_attainment"], "attainment"), text(summary["goodput"])]
+        rows.append(tuple(row))
+    if limits:
+        columns += ["in limits", "goodput"]
+    since = "sending" if over is Over.CONCURRENCY else "schedule"
+    return Table(f"Sweep over {over} ({over.unit})", tuple(rows), tuple(columns), (f"Latencies in ms, from {since}.",))
+
+
+def sentences(found: Found, over: Over) -> list[str]:
+    """The knee and the most goodput, each with how sure it is."""
+    told = [_knee(found.knee, over)]
+    if any(point.goodput is not None for point in found.points):
+        told.append(_peak(found.peak, over))
+    return told
+
+
+def _knee(knee: Knee | None, over: Over) -> str:
+    why = "throughput / latency is greatest there (Kleinrock's power)"
+    if knee is None:
+        return "Knee: not found, nothing was completed."
+    if knee.low is None and knee.high is None:
+        return "Knee: not found, it takes at least three loads."
+    if knee.high is None:
+        return f"Knee: not found up to {knee.load:g} {over.unit}; throughput / latency still rises there."
+    if knee.low is None:
+        return f"Knee: below {knee.high:g} {over.unit}, the second load; throughput / latency falls from the first on."
+    return f"Knee: at about {knee.load:.3g} {over.unit}, between {knee.low:g} and {knee.high:g}; {why}."
+
+
+def _peak(peak: Peak | None, over: Over) -> str:
+    if peak is None:
+        return "Most goodput: none, no request met the limits at any load."
+    best = peak.best
+    value, low, high = map(text, (best.value, best.low, best.high))
+    told = f"Most goodput: {value} turns/s (95 %: {low} to {high}) at {best.load:g} {over.unit}"
+    match peak.low, peak.high:
+        case None, None:
+            return f"{told}; no other load can be told from it."
+        case low, None:
+            return f"{told}; the peak is above {low:g}, and may be beyond the highest load."
+        case None, high:
+            return f"{told}; the peak is below {high:g}, and may be under the lowest load."
+    return f"{told}; the peak is between {peak.low:g} and {peak.high:g}."
+
+
+def draw(found: Found, over: Over, width: int, color: bool) -> Iterator[Text]:
+    """Latency, and throughput with goodput, over the load; the knee is a line across both."""
+    ttft, e2el = ("ttft", "e2el") if over is Over.CONCURRENCY else ("ttft_scheduled", "e2el_scheduled")
+
+    def picture(title: str, *lines: tuple[str, Callable[[Point], float | None]]) -> Text | None:
+        plotext.clear_figure()
+        drawn = False
+        for label, value in lines:
+            xs, ys = _values(found.points, value)
+            if len(xs) > 1:
+                plotext.plot(xs, ys, label=label, marker="braille")
+                plotext.scatter(xs, ys, marker="dot")
+                drawn = True
+        if not drawn:
+            return None
+        if found.knee is not None and found.knee.low is not None and found.knee.high is not None:
+            plotext.vline(found.knee.load)
+        plotext.title(title)
+        plotext.xlabel(f"{over} ({over.unit})")
+        plotext.plotsize(width, HEIGHT)
+        if not color:
+            plotext.theme("clear")
+        plotext.ylim(lower=0)
+        picture = Text.from_ansi(plotext.build())
+        plotext.clear_figure()
+        return picture
+
+    def of_summary(name: str) -> Callable[[Point], float | None]:
+        return lambda point: point.document["summary"][name]
+
+    pictures = (
+        picture("E2E (ms)", ("p50", of_summary(f"p50_{e2el}_ms")), ("p99", of_summary(f"p99_{e2el}_ms"))),
+        picture("TTFT (ms)", ("p50", of_summary(f"p50_{ttft}_ms")), ("p99", of_summary(f"p99_{ttft}_ms"))),
+        picture(
+            "turns/s", ("completed", of_summary("request_throughput")), ("within the limits", of_summary("goodput"))
+        ),
+    )
+    yield from (one for one in pictures if one is not None)
+
+
+def _values(points: Sequence[Point], value: Callable[[Point], float | None]) -> tuple[list[float], list[float]]:
+    pairs = [(point.load, found) for point in points if (found := value(point)) is not None]
+    return [load for load, _ in pairs], [found for _, found in pairs]
