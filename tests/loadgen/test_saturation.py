@@ -40,7 +40,7 @@ def line(seconds: int, unanswered: float, ttft: float, jitter: int = 1) -> list[
 def test_what_was_found_is_told() -> None:
     found = find_saturation(line(50, unanswered=2.0, ttft=0.5))
     assert found is not None
-    assert (found.seconds, found.unanswered, found.ttft) == (40.0, pytest.approx(2.0, rel=0.05), pytest.approx(0.5))
+    assert [found.seconds, found.unanswered, found.ttft] == pytest.approx([40.0, 2.0, 0.5], rel=0.05)
     assert str(found).startswith("over the last 40 s unanswered requests grew by 2 a second, TTFT by 0.5 s a second")
 
 
