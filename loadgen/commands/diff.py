@@ -11,7 +11,6 @@ from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, Commands, OptionA
 
 if TYPE_CHECKING:
     from loadgen.results.diff import Condition
-    from loadgen.results.document import Document
 
 EXAMPLES = "'ttft.p99 > +10%%', 'e2e.p90 > 2s', 'output_throughput < -5%%', 'failed > 0'"
 

@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_measured(runs, stdout(), plots=not arguments.no_plots)
     else:
         documents = [one.document() for one in runs]
-        print_side_by_side(documents, [str(path) for path in arguments.files], stdout())
+        names = [path.name for path in arguments.files]
+        if len(set(names)) < len(names):
+            names = [str(path) for path in arguments.files]
+        print_side_by_side(documents, names, stdout())
     return 0
 
 

@@ -13,7 +13,7 @@ from loadgen.metrics.latency import METRICS, PERCENTILES
 from loadgen.results.document import Document
 from loadgen.results.tables import Table, text
 
-STATISTICS = ("mean", "std", "min", "max", "median", *(f"p{percent}" for percent in PERCENTILES), "count")
+STATISTICS = ("mean", "std", "min", "max", *(f"p{percent}" for percent in PERCENTILES), "count")
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 MILLISECONDS = {"ms": 1.0, "s": 1000.0}
 EXAMPLES = "'ttft.p99 > +10%', 'ttft.p99 > 500ms', 'output_throughput < -5%', 'failed > 0'"
@@ -94,8 +94,11 @@ def parse_condition(condition: str) -> Condition:
         if latency not in METRICS:
             allowed = ", ".join((*METRICS, *_ALSO))
             raise ConditionError(f"{condition!r}: {latency!r} is no latency; allowed are {allowed}, and engine.FIGURE")
+        statistic = "p50" if statistic == "median" else statistic
         if statistic not in STATISTICS:
-            raise ConditionError(f"{condition!r}: {statistic!r} is no statistic; allowed are {', '.join(STATISTICS)}")
+            raise ConditionError(
+                f"{condition!r}: {statistic!r} is no statistic; allowed are {', '.join((*STATISTICS, 'median'))}"
+            )
         name = f"{latency}.{statistic}"
     of_time = bool(dot) and latency != "engine" and statistic != "count"
     if unit in MILLISECONDS and not of_time:
@@ -118,7 +121,7 @@ def _figures(document: Document) -> Iterator[tuple[str, float]]:
     latencies = {f"{statistic}_{name}{'' if statistic == 'count' else '_ms'}": f"{name}.{statistic}"
                  for name in METRICS for statistic in STATISTICS}  # fmt: skip
     for name, value in document["summary"].items():
-        if _is_number(value):
+        if _is_number(value) and not name.startswith("median_"):  # which is the p50
             yield latencies.get(name, name), value
     for name, value in (document["engine"] or {}).items():
         if _is_number(value):
@@ -140,12 +143,18 @@ def diff_table(pairs: Mapping[str, Pair], names: tuple[str, str]) -> Table:
 
 
 def _signed(value: float | None, name: str) -> str:
-    return text(value, name) if value is None or value <= 0 else f"+{text(value, name)}"
+    if value is None:
+        return "-"
+    figure = text(value, name)
+    shown = f"{figure[:-1]} points" if figure.endswith("%") else figure  # the change of a share is no share of it
+    return f"+{shown}" if value > 0 else shown
 
 
 def _percent(share: float | None) -> str:
     if share is None:
         return "-"
+    if share == 0:
+        return "same"
     return f"{share:+.1%}" if math.isfinite(share) else "from 0"
 
 

@@ -45,7 +45,6 @@ class Measured:
     whole: Figures  # with the warm-up and cool-down, as the server saw it
     series: Series
     first_failures: Mapping[Outcome, RequestRecord]
-    turns: int  # that the file has lines for
 
     @property
     def end(self) -> RunEnd:
@@ -70,9 +69,10 @@ class Measured:
         }
 
     @property
-    def never(self) -> int:
-        """Turns that a run which ended early has no lines for."""
-        return max(0, self.run.header.turns - self.turns)
+    def never(self) -> tuple[int, int]:
+        """Turns, and sessions, that a run which ended early has no lines for."""
+        header, (sessions, _) = self.run.header, self.whole.sessions
+        return max(0, header.turns - self.whole.sums.turns), max(0, header.sessions - sessions)
 
     def agreement(self) -> Agreement:
         """Whether the server counted the same tokens, part by part of a run that was resumed."""
@@ -89,16 +89,14 @@ def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
     all_of_it = figures if whole else Figures()
     series = Series(_seconds(run))
     first_failures: dict[Outcome, RequestRecord] = {}
-    turns = 0
     for record in run.records():
-        turns += 1
         figures.add(record)
         if all_of_it is not figures:
             all_of_it.add(record)
         series.add(record)
         if record.outcome.failed and record.detail:
             first_failures.setdefault(record.outcome, record)
-    return Measured(run, figures, all_of_it, series, first_failures, turns)
+    return Measured(run, figures, all_of_it, series, first_failures)
 
 
 def document(runs: RunFile | Sequence[RunFile], asked: Asked = AS_THE_RUN) -> Document:
@@ -173,13 +171,12 @@ def merged_figures(runs: Sequence[Measured]) -> Figures:
 
 def _summary(figures: Figures, runs: Sequence[Measured]) -> dict[str, Any]:
     """Their figures, with the turns and sessions that were not reached and have no lines."""
-    summary, never = figures.summary(), sum(one.never for one in runs)
-    sessions = sum(one.run.header.sessions for one in runs)
-    return {
-        **summary,
-        "not_reached": summary["not_reached"] + never,
-        "turns": summary["turns"] + never,
-        "sessions": max(summary["sessions"], sessions),
+    summary: dict[str, Any] = dict(figures.summary())
+    turns, sessions = (sum(missing) for missing in zip(*(one.never for one in runs), strict=True))
+    return summary | {
+        "not_reached": summary["not_reached"] + turns,
+        "turns": summary["turns"] + turns,
+        "sessions": summary["sessions"] + sessions,
     }
 
 
@@ -227,7 +224,7 @@ def _settings(run: RunFile, figures: Figures) -> dict[str, Any]:
     settings = header.settings
     own_engine = settings.url is None
     rate = settings.arrivals.removeprefix("poisson:")
-    out: dict[str, Any] = msgspec.to_builtins(settings)
+    out = msgspec.json.decode(msgspec.json.encode(settings), type=dict[str, Any])  # as it is read again
     del out["timeout"]
     return {
         **out,

@@ -20,7 +20,10 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list
             "include that. Give it more --workers or a faster machine."
         )
     if run.end is None:
-        told.append("The file has no end: loadgen was killed, or still runs. These are the requests written so far.")
+        told.append(
+            "The file has no end: loadgen was killed, or still runs. These are the requests written so far, and what "
+            "was in flight counts as not reached."
+        )
     elif run.end.stopped_by is not None:
         told.append(f"Interrupted by {run.end.stopped_by}: the report of what was measured so far.")
     for kind, tokens in (("prompts", agree.prompt), ("answers", agree.generation)):
@@ -53,11 +56,6 @@ def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[Req
         told.append(
             f"Left out of the figures: {summary['warmup_requests']:,} requests of the warm-up, "
             f"{summary['cooldown_requests']:,} of the cool-down. Figures of the engine and the server include them."
-        )
-    counted = summary["turns"] + summary["warmup_requests"] + summary["cooldown_requests"]
-    if missing := run.header.turns - counted:
-        told.append(
-            f"{missing:,} of {run.header.turns:,} turns have no line in the file: it does not tell what became of them."
         )
     if run.resumed:
         when = ", ".join(f"{resumed.at:.1f} s" for resumed in run.resumed)

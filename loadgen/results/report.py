@@ -29,6 +29,7 @@ from loadgen.results.tables import (
 WIDE = 100  # columns of a terminal that has room for all statistics; the JSON has them anyway
 TWO_COLUMNS = 150  # that has room for two tables or plots beside each other
 WIDEST_PLOT = 110
+BETWEEN = 4  # columns between two tables
 
 
 def print_report(runs: Sequence[RunFile], console: Console, plots: bool, asked: Asked = AS_THE_RUN) -> None:
@@ -73,7 +74,8 @@ def print_side_by_side(documents: Sequence[Document], names: Sequence[str], cons
     """Runs that are no repeats, a column each, with the warnings and notes of each."""
     for name, document in zip(names, documents, strict=True):
         print_warnings(document, console, f"{name}: ")
-    console.print(rich_table(side_by_side(documents, names)))
+    for table in fitting(side_by_side(documents, names), console):
+        console.print(table)
     for name, document in zip(names, documents, strict=True):
         print_notes(document, console, f"{name}: ")
 
@@ -104,13 +106,29 @@ def rich_table(table: Table) -> RichTable:
     return drawn
 
 
+def fitting(table: Table, console: Console) -> list[RichTable]:
+    """The table, its columns of figures in as many parts as the terminal's width needs."""
+    figures = len(table.columns) - 1
+    for most in range(figures, 0, -1):
+        parts = [table.part(at, at + most) for at in range(0, figures, most)]
+        if most == 1 or all(_width(part) <= console.width for part in parts):
+            return [rich_table(part) for part in parts]
+    return [rich_table(table)]
+
+
+def _width(table: Table) -> int:
+    return sum(table.widths) + 2 * len(table.widths) + 2  # a letter of room on either side
+
+
 def _print_beside(left: Sequence[Table | None], right: Sequence[Table | None], console: Console) -> None:
     """Two stacks of tables, beside each other where there is room."""
-    stacks = [[rich_table(table) for table in stack if table is not None] for stack in (left, right)]
-    if console.width < TWO_COLUMNS or not all(stacks):
+    tables = [[table for table in stack if table is not None] for stack in (left, right)]
+    both = sum(max((_width(table) for table in stack), default=0) for stack in tables)
+    stacks = [[part for table in stack for part in fitting(table, console)] for stack in tables]
+    if console.width < TWO_COLUMNS or not all(stacks) or both + BETWEEN > console.width:
         _print_all([table for stack in stacks for table in stack], console, 1)
         return
-    grid = RichTable.grid(padding=(0, 4))
+    grid = RichTable.grid(padding=(0, BETWEEN))
     cells = [RichTable.grid(), RichTable.grid()]
     for cell, stack in zip(cells, stacks, strict=True):
         for table in stack:

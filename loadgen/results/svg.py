@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 480, 250  # of the drawing, in units of which a letter is 12 high
 LEFT, RIGHT, TOP, BOTTOM = 58, 20, 12, 40
 TICKS = 5  # about so many on an axis
+LEAST = 1e-9  # what is below is drawn as nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Chart:
 
 def nice_ticks(highest: float) -> list[float]:
     """About `TICKS` round numbers from 0 on, the last at or above `highest`."""
-    if not highest > 0:
+    if not highest > LEAST:
         return [0.0, 1.0]
     rough = highest / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
@@ -72,7 +73,7 @@ def draw(chart: Chart) -> str:
     y_ticks = nice_ticks(max(y for _, y in places))
     x_ticks, right = list(chart.x_ticks), max(x for x, _ in places)
     if not x_ticks:
-        x_ticks = [(tick, tick_text(tick)) for tick in nice_ticks(right) if tick <= right or right <= 0]
+        x_ticks = [(tick, tick_text(tick)) for tick in nice_ticks(right) if tick <= right or right <= LEAST]
     scale = _Scale(x_ticks[0][0], max(right, x_ticks[-1][0]), y_ticks[-1])
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(chart.title)}">',

@@ -102,6 +102,19 @@ class Table:
     caption: tuple[str, ...] = ()
     prose: bool = False  # the cells are words, not figures
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of its columns, in letters."""
+        lines = (self.columns, *self.rows) if self.columns else self.rows
+        return tuple(max(map(len, cells)) for cells in zip(*lines, strict=True))
+
+    def part(self, begin: int, end: int) -> Table:
+        """The names with some of the columns of figures."""
+        chosen = slice(begin + 1, end + 1)
+        rows = tuple((row[0], *row[chosen]) for row in self.rows)
+        caption = self.caption if end >= len(self.columns) - 1 else ()
+        return Table(self.title, rows, (self.columns[0], *self.columns[chosen]), caption, self.prose)
+
 
 def text(value: Any, name: str = "") -> str:
     """A figure for a table; a dash for one that does not exist."""
