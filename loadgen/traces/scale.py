@@ -76,6 +76,12 @@ def fitting_scale(tokens: int, header: Header, limit: int) -> float | None:
     return number / steps if number > 0 else None
 
 
+def largest_scale(sessions: Iterable[Session], header: Header, limit: int) -> float | None:
+    """The largest factor, below 1, by which all requests keep within the limit; None: there is none."""
+    longest = max((tokens_of(turn) for session in sessions for turn in session.turns), default=0)
+    return fitting_scale(longest, header, limit) if longest else None
+
+
 def fit(session: Session, limit: int, policy: str, header: Header) -> Session | None:
     """The session if all its requests keep within `limit` tokens, prompt and answer together: a server's context.
 

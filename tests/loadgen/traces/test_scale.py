@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
 from loadgen.traces.model import FORMAT, VERSION, Header, Session, TraceError, Turn, check_turn
-from loadgen.traces.scale import fit, fitting_scale, scaled, scaled_header, tokens_of
+from loadgen.traces.scale import fit, fitting_scale, largest_scale, scaled, scaled_header, tokens_of
 
 HEADER = Header(FORMAT, VERSION, block_size=512)
 
@@ -111,6 +111,15 @@ def test_too_long_names_the_scale_that_fits() -> None:
     assert fit(LONG, 2048, "skip", HEADER) is None
     with pytest.raises(ValueError, match="policy must be one of error, skip, cut"):
         fit(LONG, 2048, "drop", HEADER)
+
+
+def test_the_largest_scale_for_all() -> None:
+    trace = [session(prompt(100)), LONG, session(prompt(60))]
+    scale = largest_scale(trace, HEADER, 2048)
+    assert scale == fitting_scale(5300, HEADER, 2048) == 197 / 512
+    made = scaled(trace, HEADER, scale)
+    assert all(fit(one, 2048, "error", scaled_header(HEADER, scale)) for one in made)
+    assert largest_scale([], HEADER, 2048) is None
 
 
 @given(tokens=st.integers(1, 10**6), output=st.integers(1, 10**5), limit=st.integers(1, 10**5), hashed=st.booleans())
