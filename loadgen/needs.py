@@ -78,10 +78,10 @@ class Needs:
         others = sorted(name for name in self.models if model_of({"model": name}, self.settings, facts) != name)
         if others:
             notes.append(f"The trace's requests name {', '.join(others)}; {facts.model} was asked instead.")
-        if self.shortest is None or vocabulary is None:
-            return notes
         endpoint = length_endpoint(self.settings, facts)
-        frame = vocabulary.frame(endpoint)
+        frame = vocabulary.frames.get(endpoint) if vocabulary is not None else None
+        if self.shortest is None or frame is None:
+            return notes
         if endpoint is Endpoint.CHAT:
             notes.append(
                 f"Prompts were asked as chats: {frame.before} of their tokens begin and {frame.after} end the template"

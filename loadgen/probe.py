@@ -48,7 +48,8 @@ async def probe(
             continue
         if vocabulary is None or settings.endpoint is not None or endpoint is Endpoint.CHAT:
             other = Endpoint.CHAT if endpoint is Endpoint.COMPLETIONS else Endpoint.COMPLETIONS
-            raise ServerError(f"the server has no {facts.url}{endpoint.path}; --endpoint {other} asks the other one")
+            hint = f"; --endpoint {other} asks the other one" if needs.sampled else ""
+            raise ServerError(f"the server has no {facts.url}{endpoint.path}{hint}")
         if Endpoint.CHAT not in wanted:
             wanted.append(Endpoint.CHAT)
     if vocabulary is not None:

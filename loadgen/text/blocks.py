@@ -6,12 +6,13 @@ first token. The rest is cut from one long row of pieces: to make text is to sli
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from loadgen.text.vocabulary import TAPE_PIECES, Frame, Vocabulary
 
 NAMES = 2**64  # different ones
 UNSHARED_BLOCK = 512  # tokens of a block in a prompt that shares nothing
+_TURN = 7919  # sessions that lie between two whose turns begin alike
 _SPREAD = 0x9E3779B97F4A7C15  # the golden ratio's fraction: near names begin far from each other on the tape
 
 
@@ -34,15 +35,14 @@ class Blocks:
 
     def block(self, name: int, tokens: int) -> str:
         """The first `tokens` pieces of the block of that name."""
-        count = len(self._pieces)
+        pieces, count = self._pieces, len(self._pieces)
         number = (name + self._first) % NAMES
         start = (_spread(number) >> 32) % TAPE_PIECES
-        digits = []
+        parts = []
         for _ in range(min(self._digits, tokens)):
             number, digit = divmod(number, count)
-            digits.append(self._pieces[digit])
-        parts = ["".join(digits)]
-        left = tokens - len(digits)
+            parts.append(pieces[digit])
+        left = tokens - len(parts)
         while left > 0:
             part = min(left, TAPE_PIECES)
             parts.append(self._tape[self._places[start] : self._places[start + part]])
@@ -68,7 +68,7 @@ class Blocks:
                 yield self.block(names[index], count)
 
 
-def shared_names(hash_ids: Sequence[int]) -> list[int]:
+def shared_names(hash_ids: Iterable[int]) -> list[int]:
     """Names of the blocks that a trace's hash ids stand for."""
     return [2 * hash_id for hash_id in hash_ids]
 
@@ -76,8 +76,8 @@ def shared_names(hash_ids: Sequence[int]) -> list[int]:
 def unshared_names(index: int, turn: int, tokens: int) -> range:
     """Names of the blocks (of `UNSHARED_BLOCK`) of a turn's prompt that shares nothing with any other's.
 
-    Different for each session's place, turn and block, as far as 2^64 names go: 2^27 sessions of 2^16 turns of 2^20
-    blocks each.
+    The place of the session is their lowest part, and each turn adds to it, so that prompts part at their first tokens.
+    Different for 2^31 sessions of 2^14 turns of 2^16 blocks each.
     """
-    first = 2 * (((index << 16) + turn) << 20) + 1
-    return range(first, first + 2 * -(-tokens // UNSHARED_BLOCK), 2)
+    first = 2 * (index + turn * (2**32 + _TURN)) + 1
+    return range(first, first + -(-tokens // UNSHARED_BLOCK) * 2**48, 2**48)

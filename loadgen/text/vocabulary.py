@@ -17,6 +17,7 @@ import msgspec
 from loadgen import words
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 
+PIECES = 64  # at most: every pair of them is tried
 TAPE_PIECES = 2048
 SEPARATOR = "the"
 OPENING = "The"
@@ -70,7 +71,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
     def frame(self, endpoint: Endpoint) -> Frame:
         """The frame of an endpoint. Raises `ValueError` if it has none."""
         if endpoint not in self.frames:
-            raise ValueError(f"input_tokens: the server's {endpoint} endpoint has not been tried")
+            raise ValueError(
+                f"input_tokens: nothing tells how many tokens surround a prompt of {endpoint.path}; "
+                "without --no-probe it is measured"
+            )
         return self.frames[endpoint]
 
     def tape(self) -> tuple[str, ...]:
@@ -79,30 +83,44 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def candidates() -> list[str]:
-    """Common words, and letters, which stand behind a space in most vocabularies."""
+    """Common words, mixed, then letters, which follow a space in most vocabularies."""
     found = [word for group in words.SHARED.values() for word in group]
     for subject in words.SUBJECTS:
         for group in (subject.thing, subject.things, subject.do, subject.quality, subject.place):
             found += group
-    found += string.ascii_letters
-    return sorted({word for word in found if not word.startswith(SEPARATOR)})
+    mixed = sorted({word for word in found if not word.startswith(SEPARATOR)})
+    random.Random(0).shuffle(mixed)
+    return mixed + list(string.ascii_letters)
 
 
 async def find_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     """Pieces that are one token each, and how prompts of them are framed. Raises `TokenizerError` if there are none."""
     for find in (_words, _characters):
-        pieces = await find(tokenizer)
-        if len(pieces) < LEAST_PIECES:
-            continue
-        vocabulary = Vocabulary(tuple(pieces), {})
-        tape = vocabulary.tape()
-        ids = await tokenizer.encode("".join(tape), special=False)
-        if ids[-len(tape) :] == [pieces[piece] for piece in tape]:
-            return Vocabulary(tuple(pieces), await _frames(tokenizer, pieces))
+        found = list((await find(tokenizer)).items())
+        for some in (dict(found[first : first + PIECES]) for first in range(0, len(found), PIECES)):
+            if len(some) >= LEAST_PIECES and await _proven(tokenizer, some):
+                return Vocabulary(tuple(some), await _frames(tokenizer, some))
     raise TokenizerError(
         "this tokenizer has no words or letters that are one token each wherever they stand: "
         "prompts of exact lengths cannot be made with it"
     )
+
+
+async def _proven(tokenizer: Tokenizer, pieces: dict[str, int]) -> bool:
+    """Whether the pieces are their tokens in a text in which each follows each: some tokenizers join words."""
+    text = every_pair(list(pieces))
+    ids = await tokenizer.encode("".join(text), special=False)
+    return ids[-len(text) :] == [pieces[piece] for piece in text]
+
+
+def every_pair(pieces: Sequence[str]) -> list[str]:
+    """A row in which each piece follows each, itself too: the least de Bruijn sequence of order 2, closed."""
+    row = []
+    for first, piece in enumerate(pieces):
+        row.append(piece)
+        for other in pieces[first + 1 :]:
+            row += [piece, other]
+    return [*row, pieces[0]]
 
 
 async def _words(tokenizer: Tokenizer) -> dict[str, int]:
@@ -159,21 +177,23 @@ async def _frames(tokenizer: Tokenizer, pieces: dict[str, int]) -> dict[Endpoint
 async def _frame(encode: _Encode, pieces: dict[str, int]) -> Frame | None:
     """How to write pieces so that all of them come out as the tokens they are; None if nothing tells the tokens.
 
-    The plainest way first. A tokenizer that puts a space before every text wants the first piece without one; where a
-    template takes the space away, a word that may be any tokens stands before all pieces.
+    The first piece goes with its space or without, whichever costs fewer tokens: some tokenizers put one before every
+    text. Where a template takes the space away, a word that may be any tokens stands before all pieces.
     """
     rows = [random.Random(number).choices(list(pieces), k=4 + 12 * number) for number in range(3)]
-    for opening, bare in (("", False), ("", True), (OPENING, False)):
+
+    async def tried(opening: str, bare: bool) -> Frame | None:
         around = set()
         for row in rows:
             text = opening + "".join(row)
             ids = await encode(text.removeprefix(" ") if bare else text)
-            if ids is None:
-                return None
-            around.add(_around(ids, [pieces[piece] for piece in row]))
-        if len(around) == 1 and (only := around.pop()) is not None:
-            return Frame(opening, bare, *only)
-    return None
+            around.add(None if ids is None else _around(ids, [pieces[piece] for piece in row]))
+        only = around.pop()
+        return None if around or only is None else Frame(opening, bare, *only)
+
+    frames = [await tried("", False), await tried("", True)]
+    found = [frame for frame in frames if frame is not None]
+    return min(found, key=lambda frame: frame.tokens) if found else await tried(OPENING, False)
 
 
 def _around(ids: Sequence[int], inside: Sequence[int]) -> tuple[int, int] | None:
