@@ -97,14 +97,14 @@ def by_aiperf(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "bodies.jsonl")
         file.write_text("".join(json.dumps(body) + "\n" for body in asked))
-        pattern = ["--request-rate", f"{rate:g}", "--arrival-pattern", "constant"]
+        at_once = ["--concurrency", str(concurrency)]
         _run(
             [
                 *(str(program), "profile", "--model-names", str(asked[0]["model"]), "--url", url),
                 *("--endpoint-type", "chat", "--streaming", "--use-server-token-count"),
                 *("--input-file", str(file), "--custom-dataset-type", "raw-payload"),
                 *("--dataset-sampling-strategy", "sequential", "--request-count", str(len(asked))),
-                *(["--concurrency", str(concurrency)] if rate is None else pattern),
+                *(at_once if rate is None else ["--request-rate", f"{rate:g}", "--arrival-pattern", "constant"]),
                 *("--tokenizer", str(TOKENIZER), "--ui", "none", "--no-server-metrics", "--artifact-dir", folder),
             ]
         )
