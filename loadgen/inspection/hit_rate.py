@@ -60,9 +60,13 @@ class KnownPieces:
         """
         whole = self._whole
         end = len(keys) - (short > 0)
-        at = 0
-        while at < end and keys[at] in whole:
-            at += 1
+        at, beyond = 0, end
+        while at < beyond:  # what is known of a prompt is its beginning: look in the middle first
+            middle = (at + beyond) // 2
+            if keys[middle] in whole:
+                at = middle + 1
+            else:
+                beyond = middle
         part = 0
         if at < end:  # nothing is known that goes on from there
             part = self._short.pop(keys[at], 0)
@@ -112,7 +116,7 @@ class IdealHits:
         most = prompts.tokens - 1  # one token is computed
         reach = np.minimum(np.where(prompts.counts > 0, prompts.tokens, prompts.known), most)
         new, found = self._look_up(prompts)
-        starts, ends = prompts.starts[new] + found, prompts.ends[new]
+        starts, ends = prompts.starts(new) + found, prompts.ends[new]
         most = prompts.per_piece(most)[new]
         weight = self._sampling.weight
         self.new_pieces.add(np.ones(len(new), dtype=np.int64), weight)
@@ -134,7 +138,7 @@ class IdealHits:
         last = prompts.offsets[1:] - 1
         short = np.where(
             prompts.short & (bounds[1:] > bounds[:-1]) & (taken[bounds[1:] - 1] == last),
-            prompts.ends[last] - prompts.starts[last],
+            prompts.ends[last] - prompts.starts(last),
             0,
         )
         new_from: list[int] = []

@@ -14,7 +14,7 @@ import numpy as np
 from loadgen.inspection.prompts import Prompts
 
 DEPTHS = tuple(2**power for power in range(15))  # pieces
-KEPT = 2000
+KEPT = 1000
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class _Frequent:
 
     def add(self, beginnings: Iterable[tuple[int, int]]) -> None:
         self.counts.update(beginnings)
-        if len(self.counts) > 2 * KEPT:
+        if len(self.counts) > 8 * KEPT:
             self.counts = Counter(dict(self.counts.most_common(KEPT)))
 
 

@@ -5,6 +5,7 @@ A piece has a key that stands for it and for all before it, so that two prompts 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -39,9 +40,10 @@ def mix(values: Keys) -> Keys:
 def to_keys(numbers: Sequence[int]) -> Keys:
     """Whole numbers from 0 on, of which those beyond 64 bits keep the lower ones."""
     try:
-        return np.array(numbers, dtype=np.uint64)
+        words = array("Q", numbers)
     except OverflowError:
-        return np.array([number & _WORD for number in numbers], dtype=np.uint64)
+        words = array("Q", [number & _WORD for number in numbers])
+    return np.frombuffer(words, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
@@ -62,29 +64,26 @@ class Prompts:
     identities: Keys
     ends: Integers
     offsets: Integers = field(init=False)  # of each prompt's first piece, and the number of all pieces
-    positions: Integers = field(init=False)  # of a piece among those of its prompt
-    starts: Integers = field(init=False)  # tokens of the prompt before the piece
     keys: Keys = field(init=False)
 
     def __post_init__(self) -> None:
         offsets = np.concatenate(([0], np.cumsum(self.counts)))
         first = np.repeat(offsets[:-1], self.counts)
         positions = np.arange(offsets[-1]) - first
-        starts = np.where(positions == 0, self.per_piece(self.known), np.roll(self.ends, 1))
         # A sum of well mixed numbers, each of an identity at its place, is as good a hash of the run as any.
         sums = np.cumsum(mix(self.identities + positions.astype(np.uint64) * np.uint64(_GOLDEN)))
         before = np.concatenate((np.zeros(1, np.uint64), sums))[first]
-        for name, value in (
-            ("offsets", offsets),
-            ("positions", positions),
-            ("starts", starts),
-            ("keys", sums - before + self.per_piece(self.bases)),
-        ):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "keys", sums - before + self.per_piece(self.bases))
 
     def per_piece(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """A number of each prompt, once for each of its pieces."""
         return np.repeat(values, self.counts)
+
+    def starts(self, pieces: Integers) -> Integers:
+        """Tokens of the prompt before each of these pieces, which are given by their indices."""
+        owners = np.searchsorted(self.offsets, pieces, side="right") - 1
+        return np.where(pieces == self.offsets[owners], self.known[owners], self.ends[pieces - 1])
 
 
 def prompts_of_blocks(tokens: Sequence[int], hash_ids: Sequence[Sequence[int]], block_size: int) -> Prompts:

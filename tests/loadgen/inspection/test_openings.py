@@ -34,7 +34,7 @@ def test_turns_that_go_on_are_not_counted() -> None:
 def test_a_common_beginning_outlives_many_rare_ones() -> None:
     openings, reader = Openings(), ColumnReader(HEADER)
     for at in range(10):
-        rare = [blocks(4, (10 + at * KEPT + number,)) for number in range(KEPT)]
+        rare = [blocks(4, (10 + at * 2 * KEPT + number,)) for number in range(2 * KEPT)]
         openings.add(reader.read([*rare, *[blocks(4, (1,))] * 50]).blocks)
     assert openings.openings() == (Opening(4, 500),)
-    assert len(openings._frequent[0].counts) <= 2 * KEPT
+    assert len(openings._frequent[0].counts) <= 8 * KEPT
