@@ -17,6 +17,7 @@ from loadgen.live.columns import ASCII, EIGHTHS, columns
 from loadgen.live.history import History
 from loadgen.live.state import RunState
 from loadgen.metrics.histogram import Histogram
+from loadgen.outcome import Outcome
 
 LATELY = 5.0  # seconds that what is so "now" looks back
 WIDE = 120  # columns from which on charts stand beside the latencies
@@ -143,8 +144,8 @@ def _head(state: RunState, width: int, bar: str) -> Block:
 
 
 def _failures(state: RunState, width: int, most: int) -> Block:
-    """How many of each kind, the most frequent first, and what the first one of it said."""
-    kinds = sorted(state.failures.items(), key=lambda kind: -kind[1])
+    """How many of each kind, causes before consequences and many before few, and what the first one of it said."""
+    kinds = sorted(state.failures.items(), key=lambda kind: (kind[0] is Outcome.NOT_SENT, -kind[1]))
     rest = sum(count for _, count in kinds[most:])
     block: Block = []
     for outcome, count in kinds[:most]:
@@ -168,7 +169,7 @@ def _latencies(state: RunState, shown: Sequence[tuple[str, str]], width: int) ->
         histogram = state.latencies.get(key, Histogram())
         cells = [_milliseconds(value, histogram) for value in histogram.percentiles((50, 90, 99))]
         if full:
-            cells += [_milliseconds(histogram.maximum, histogram), f"{histogram.count:,}"]
+            cells += ["-" if histogram.maximum is None else lines.number(histogram.maximum), f"{histogram.count:,}"]
         block.append(Text.assemble((f"{name:{label}}", "dim"), "".join(f"{cell:>{CELL}}" for cell in cells)))
     return block
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, islice, pairwise, repeat
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.arrivals import (
@@ -182,6 +182,7 @@ def test_even_arrivals_of_a_ramp_and_of_steps() -> None:
     assert first(rising, 12) == pytest.approx([*(math.sqrt(10 * k) for k in range(11)), 10.5])
 
 
+@settings(deadline=None)
 @given(st.floats(0, 100) | st.just(0.0), st.floats(0.01, 100), st.floats(0.1, 1000), st.floats(0, 2000))
 def test_a_ramps_time_is_the_inverse_of_its_integral(start: float, end: float, seconds: float, moment: float) -> None:
     if 0 < start < 1e-6:
@@ -210,6 +211,7 @@ processes: st.SearchStrategy[Arrivals] = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(processes, st.lists(st.floats(0, 100), max_size=60))
 def test_a_time_for_each_that_never_goes_back_and_is_the_same_again(arrivals: Arrivals, moments: list[float]) -> None:
     recorded = sorted(moments)
@@ -222,6 +224,7 @@ def test_a_time_for_each_that_never_goes_back_and_is_the_same_again(arrivals: Ar
     assert times[:7] == list(arrivals.times(recorded[:7]))  # how many come later changes nothing
 
 
+@settings(deadline=None)
 @given(processes)
 def test_a_trace_without_an_end(arrivals: Arrivals) -> None:
     assert len(list(islice(arrivals.times(map(float, count())), 10))) == 10

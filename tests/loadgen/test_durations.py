@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.durations import UNITS, clock, parse_duration
@@ -30,6 +30,7 @@ def test_too_long() -> None:
         parse_duration("9" * 400 + "s")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**5), st.sampled_from(sorted(UNITS)))
 def test_whole_amounts_are_exact_to_the_last_digit(amount: int, unit: str) -> None:
     assert parse_duration(f"{amount}{unit}") == amount * UNITS[unit]

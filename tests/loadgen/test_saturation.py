@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.saturation import Server, found_at, samples
@@ -66,6 +66,7 @@ def test_a_server_that_answers_nothing_has_no_ttft_to_judge_by() -> None:
     assert find_saturation([Sample(float(second), 4 * second, 0.0, 0) for second in range(100)]) is None
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3), st.sampled_from([0.9, 1.5]), st.floats(0, 1e5), st.integers(0, 1000))
 def test_when_it_began_and_what_was_before_do_not_matter(seed: int, load: float, later: float, before: int) -> None:
     here_samples = list(samples(SERVER, load, seed, 120))

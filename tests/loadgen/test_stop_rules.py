@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.saturation import Server, samples
@@ -88,6 +88,7 @@ def test_a_share_of_errors() -> None:
     assert check("errors=1%", at(completed=30, failures={Outcome.CUT: 1})) is None  # a single one says little
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0.1, 99.9))
 def test_a_share_of_errors_is_the_share_of_what_has_ended(completed: int, errors: int, percent: float) -> None:
     state = at(completed=completed, failures={Outcome.CUT: errors})

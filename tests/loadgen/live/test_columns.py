@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.live.columns import ASCII, EIGHTHS, columns
@@ -25,6 +25,7 @@ def test_nothing_to_show() -> None:
     assert columns([0, 0], 1, 0) == ["  "]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), max_size=50).filter(any), st.integers(1, 8))
 def test_the_height_of_a_column_is_its_value_to_an_eighth(values: list[float], height: int) -> None:
     top = max(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.live.history import MOST, History
@@ -32,6 +32,7 @@ def test_states_that_come_often_are_not_all_marked() -> None:
     assert [(stretch.seconds, stretch.arrivals) for stretch in stretches] == [(1.0, 4.0)] * 10
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 40))
 def test_no_arrival_is_lost_between_the_stretches(rates: list[int], most: int) -> None:
     stretches = history(rates).stretches(most)

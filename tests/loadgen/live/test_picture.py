@@ -6,7 +6,7 @@ import io
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -33,6 +33,7 @@ def picture(states: list[RunState], width: int, height: int, ascii_only: bool = 
     return captured.get().split("\n")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 220), st.integers(1, 60), st.sampled_from([0, 1, 2, 30, 89]))
 def test_it_fits(width: int, height: int, moment: int) -> None:
     lines = picture(RUN[: moment + 1], width, height)
@@ -120,6 +121,12 @@ def test_many_kinds_of_failures() -> None:
     state = replace(RUN[-1], failures=failures, first_failures={})
     lines = [line for line in picture([state], 80, 23) if "of other kinds" in line]
     assert lines == [f"7 {Outcome.SERVER_ERROR}, 15 of other kinds"]
+
+
+def test_turns_that_lack_an_earlier_one_are_told_after_what_failed() -> None:
+    state = replace(RUN[-1], failures={Outcome.NOT_SENT: 40, Outcome.CUT: 3}, first_failures={})
+    told = [line for line in picture([state], 80, 23) if line.endswith((Outcome.NOT_SENT, Outcome.CUT))]
+    assert told == [f"3 {Outcome.CUT}", f"40 {Outcome.NOT_SENT}"]
 
 
 def test_a_client_that_is_too_slow_is_told() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.live.tally import Counts, Progress, Tally
@@ -14,6 +14,7 @@ from tests.loadgen.live.states import completed, failed
 counts = st.builds(Counts, *[st.integers(0, 10**9)] * 6)
 
 
+@settings(deadline=None)
 @given(counts, counts, counts)
 def test_counts_of_processes_add_up_in_any_order(a: Counts, b: Counts, c: Counts) -> None:
     assert a + b == b + a
@@ -22,6 +23,7 @@ def test_counts_of_processes_add_up_in_any_order(a: Counts, b: Counts, c: Counts
     assert (a + b).chunks == a.chunks + b.chunks
 
 
+@settings(deadline=None)
 @given(counts)
 def test_counts_travel(given: Counts) -> None:
     assert msgspec.json.decode(msgspec.json.encode(given), type=Counts) == given
