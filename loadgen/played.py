@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from loadgen.arrivals import Arrivals, Recorded, Users
+from loadgen.arrivals import Recorded, parse_arrivals
 from loadgen.needs import Needs
 from loadgen.settings import Settings
 from loadgen.traces.formats import Format, TraceFile, open_trace
@@ -57,14 +57,13 @@ class Survey:
     sessions: int
     turns: int
     left_out: int  # sessions, for the server's context
-    bad_lines: int
+    trace: TraceFile
     needs: Needs
 
 
-def survey(
-    trace: TraceFile, settings: Settings, limit: int | None, arrivals: Arrivals | Users, say: Callable[[str], None]
-) -> Survey:
+def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) -> Survey:
     """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
+    trace, arrivals = trace_of(settings), parse_arrivals(settings.arrivals, settings.seed)
     sessions = turns = 0
     needs = Needs(settings)
     said = time.monotonic()
@@ -86,4 +85,4 @@ def survey(
     left_out = seen - sessions
     if settings.sessions is not None and settings.sessions > seen and not left_out:
         raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions} sessions")
-    return Survey(sessions, turns, left_out, trace.bad.count, needs)
+    return Survey(sessions, turns, left_out, trace, needs)

@@ -31,6 +31,7 @@ MOST_QUEUED = 10_000  # sessions that wait for a slot; the rest wait in the trac
 _NO_LIMIT = 2**31
 
 _Arrive = Callable[[], Awaitable[float]]
+_Feed = Iterator[tuple[int, Session, float]]
 _One = Callable[[Session, int, _Arrive], Coroutine[None, None, None]]
 
 
@@ -83,7 +84,7 @@ def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals | Users) 
     return ((index, session, time) for (index, session), time in zip(ours, times, strict=False))
 
 
-async def _open_loop(feed: Iterator[tuple[int, Session, float]], by: Pace, setting: Setting, one: _One) -> None:
+async def _open_loop(feed: _Feed, by: Pace, setting: Setting, one: _One) -> None:
     """Start each session at its moment, whatever became of the others."""
     async with asyncio.TaskGroup() as group:
         for index, session, start in feed:
@@ -100,16 +101,9 @@ async def _open_loop(feed: Iterator[tuple[int, Session, float]], by: Pace, setti
             group.create_task(one(session, index, arrive))
 
 
-async def _closed_loop(
-    feed: Iterator[tuple[int, Session, float]],
-    users: Users,
-    job: Job,
-    begin: float,
-    by: Pace,
-    setting: Setting,
-    one: _One,
-) -> None:
+async def _closed_loop(feed: _Feed, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:
     """Each user plays one session after the other, and thinks between them."""
+    begin = by.moment(0.0)
 
     async def user(ready: float) -> None:
         for index, session, _ in feed:
@@ -171,7 +165,7 @@ async def play(
 
         feed = islice(_timed(_left(job), arrivals), job.worker, None, job.workers)
         if isinstance(arrivals, Users):
-            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, begin, by, setting, one))
+            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, by, setting, one))
         else:
             playing = asyncio.create_task(_open_loop(feed, by, setting, one))
         stopper = asyncio.create_task(controls.stop.wait())

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from loadgen.arrivals import parse_arrivals
 from loadgen.engine_watch import set_control
 from loadgen.machine import machine, versions
-from loadgen.played import Survey, header_of, survey, trace_of
+from loadgen.played import Survey, header_of, survey
 from loadgen.probe import probe
 from loadgen.results.run_file import RunHeader
 from loadgen.server import ServerFacts, find_server
@@ -41,7 +40,7 @@ class Prepared:
     def notes(self) -> list[str]:
         """What a reader of the figures must know of what was played."""
         notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
-        if bad := self.found.bad_lines:
+        if bad := self.found.trace.bad.count:
             notes.append(f"{bad:,} lines of the trace did not fit and were left out (--skip-bad).")
         if left_out := self.found.left_out:
             notes.append(f"{left_out:,} sessions were left out: longer than the server's context (--too-long skip).")
@@ -52,11 +51,9 @@ async def prepare(
     settings: Settings, target: Target, http: aiohttp.ClientSession, label: str, say: Callable[[str], None]
 ) -> Prepared:
     """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`."""
-    trace = trace_of(settings)
-    header = header_of(trace, settings)
     facts = await find_server(http, target.url, settings.model)
-    arrivals = parse_arrivals(settings.arrivals, settings.seed)
-    found = await asyncio.to_thread(survey, trace, settings, facts.max_model_len, arrivals, say)
+    found = await asyncio.to_thread(survey, settings, facts.max_model_len, say)
+    header = header_of(found.trace, settings)
     if settings.control:
         await set_control(http, target.url, settings.control)
     vocabulary = None
@@ -73,10 +70,10 @@ async def prepare(
         turns=found.turns,
         trace={
             "file": settings.file,
-            "format": str(trace.format),
+            "format": str(found.trace.format),
             "temperature": header.temperature,
             "recipe": header.recipe,
-            "bad_lines": found.bad_lines,
+            "bad_lines": found.trace.bad.count,
             "left_out": found.left_out,
         },
         server={

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from loadgen.engine_process import EngineProcess
+from loadgen.played import survey
 from loadgen.settings import Settings
 
 
@@ -24,7 +25,10 @@ class Target:
 
 @contextlib.asynccontextmanager
 async def open_target(settings: Settings, console: Console, api_key: str | None = None) -> AsyncIterator[Target]:
-    """The server that the settings name, or an engine that lives as long as this. Raises `EngineStartError`."""
+    """The server that the settings name, or an engine that lives as long as this.
+
+    Raises `EngineStartError`, and `TraceError` before an engine is started for a trace that cannot be played.
+    """
     if settings.url is not None:
         yield Target(settings.url, api_key=api_key)
         return
@@ -32,6 +36,7 @@ async def open_target(settings: Settings, console: Console, api_key: str | None 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    await asyncio.to_thread(survey, settings, None, say)
     async with EngineProcess(settings.engine_args, say) as engine:
         yield Target(engine.url, engine, api_key)
 

@@ -169,6 +169,7 @@ async def test_think_time_runs_from_the_end_of_the_answer_and_is_divided_by_spee
     first, second = ran.records
     assert first.ended is not None
     assert second.sent is not None
+    assert second.scheduled is not None
     assert second.scheduled == pytest.approx(first.ended + 0.4, abs=2e-6)
     assert second.sent >= second.scheduled - CLOCK_STEP
 

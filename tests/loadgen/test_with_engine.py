@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -18,8 +18,12 @@ import pytest
 from rich.console import Console
 
 from loadgen.engine_process import EngineProcess
-from loadgen.replay import Options, RunResult, replay
-from loadgen.trace import Trace, read_trace
+from loadgen.perform import perform
+from loadgen.results.document import document
+from loadgen.results.run_file import RunFile
+from loadgen.settings import Settings
+from loadgen.target import Steering, Target
+from loadgen.traces.formats import open_trace
 
 TINY = ("--model", "tiny", "--kv-memory", "64MiB", "--max-model-len", "2048")
 SYSTEM = "You are a kind and patient helper of a small shop. " * 4
@@ -48,40 +52,67 @@ def listening(url: str) -> bool:
         return probe.connect_ex((parts.hostname, parts.port)) == 0
 
 
-async def in_process(trace: Trace, **options: Any) -> RunResult:
+class Ran(NamedTuple):
+    run: RunFile
+    document: dict[str, Any]
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        engine: dict[str, Any] = self.document["engine"]
+        return engine
+
+
+async def in_process(trace: Path, **options: Any) -> Ran:
     async with EngineProcess(TINY, lambda _: None) as engine:
-        console = Console(file=io.StringIO())
-        return await replay(trace, Options("t.jsonl", **options), engine.url, engine, console, asyncio.Event())
+        console, path = Console(file=io.StringIO()), trace.with_suffix(".run.jsonl")
+        run = await perform(Settings(file=str(trace), **options), Target(engine.url, engine), path, console, Steering())
+        return Ran(run, document(run))
 
 
 async def test_the_client_and_the_engine_agree(trace_file: Path) -> None:
-    trace = read_trace(trace_file)
-    result = await in_process(trace, speed=5.0)
-    summary, engine = result.summary, result.engine
-    assert engine is not None
-    assert (summary["failed"], summary["completed"]) == (0, trace.num_turns)
+    ran = await in_process(trace_file, speed=5.0)
+    summary, engine = ran.document["summary"], ran.engine
+    sessions = list(open_trace(trace_file).sessions())
+    assert (summary["failed"], summary["completed"]) == (0, sum(len(session.turns) for session in sessions))
     assert summary["other_length_than_asked"] == 0
     assert summary["token_source"] == "usage"
-    expected = sum(turn.output_tokens for session in trace.sessions for turn in session.turns)
+    expected = sum(turn.output_tokens for session in sessions for turn in session.turns)  # type: ignore[misc]
     assert summary["total_output_tokens"] == engine["sampled_tokens"] == expected
     assert summary["total_input_tokens"] == engine["looked_up_tokens"]
     assert engine["prefill_tokens"] == summary["total_input_tokens"] - engine["found_tokens"]
     assert engine["records_lost"] == 0
-    assert engine["steps"] == sum(moment.rows > 0 for moment in result.moments)
-    assert engine["mean_batch_rows"] == pytest.approx(
-        sum(moment.rows for moment in result.moments) / engine["steps"]  # type: ignore[operator]
-    )
-    assert engine["found_tokens"] > 0  # type: ignore[operator]
-    assert engine["peak_saved_blocks"] > 0  # type: ignore[operator]
+    assert engine["found_tokens"] == summary["cached_tokens"] > 0
+    assert engine["peak_saved_blocks"] > 0
     assert engine["modes"] == ["continuous+paged"]
-    assert engine["peak_rss_bytes"] > 2**26  # type: ignore[operator]
+    assert engine["peak_rss_bytes"] > 2**26
+    assert ran.run.end is not None
+    assert len(ran.run.end.moments) >= engine["steps"]
+    assert {ran.document["agreement"][side]["verdict"] for side in ("prompt", "generation")} == {"agree"}
 
 
 async def test_modes_are_set_through_control(trace_file: Path) -> None:
-    result = await in_process(read_trace(trace_file), speed=5.0, sessions=4, mode="static", alloc="reserved")
-    assert result.engine is not None
-    assert (result.summary["failed"], result.engine["modes"]) == (0, ["static+reserved"])
-    assert result.engine["mean_internal_waste_share"] > 0.6  # type: ignore[operator]
+    control = {"batching": "static", "allocation": "reserved"}
+    ran = await in_process(trace_file, speed=5.0, sessions=4, control=control)
+    assert (ran.document["summary"]["failed"], ran.engine["modes"]) == (0, ["static+reserved"])
+    assert ran.engine["mean_internal_waste_share"] > 0.6
+
+
+async def test_prompts_of_a_trace_without_text_have_its_lengths_and_share_its_blocks(tmp_path: Path) -> None:
+    """A Mooncake trace at 1/32: its 512-token blocks are the engine's 16 tokens, and each that repeats is found."""
+    trace = tmp_path / "mooncake.jsonl"
+    prompts = [(2000, [0, 1, 2, 3]), (1500, [0, 1, 4]), (2048, [0, 1, 2, 5]), (700, [6, 7]), (2048, [0, 1, 2, 5])]
+    lines = [
+        {"timestamp": 500 * number, "input_length": length, "output_length": 64, "hash_ids": ids}
+        for number, (length, ids) in enumerate(prompts)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ran = await in_process(trace, length_scale=1 / 32)
+    assert ran.document["summary"]["asked_input_mismatches"] == 0
+    records = sorted(ran.run.records(), key=lambda record: record.index)
+    assert [record.input_tokens for record in records] == [62, 46, 64, 21, 64]
+    assert [record.output_tokens for record in records] == [2] * 5
+    # Whole blocks, and of the same prompt again all but its last token, which is computed in a copied block.
+    assert [record.cached_tokens for record in records] == [0, 32, 48, 0, 63]
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
