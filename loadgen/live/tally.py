@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import msgspec
 
 from loadgen.live.state import RunState
+from loadgen.metrics.histogram import Histogram
 from loadgen.metrics.latency import Distributions
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.self_watch import SelfFigures
@@ -79,6 +80,7 @@ class Tally:
 
 
 # What is shown live. Without the gaps between chunks: TPOT tells the same, and there is one gap for each token.
+LATENCIES_EVERY = 0.5  # seconds: states come more often than their histograms need to be copied
 LATENCIES = ("ttft", "ttft_scheduled", "tpot", "e2el", "e2el_scheduled", "send_lag")
 
 
@@ -107,6 +109,7 @@ class Progress:
         self._failures = Counter[Outcome]()
         self._first_failures: dict[Outcome, str] = {}
         self._latencies = Distributions()
+        self._copied: tuple[float, dict[str, Histogram]] | None = None
 
     def set_speed(self, speed: float, now: float) -> None:
         """The trace goes by another speed from the moment `now` on."""
@@ -126,7 +129,10 @@ class Progress:
         self._latencies.add(record)
 
     def state(self, now: float, counts: Sequence[Counts], processes: Sequence[SelfFigures] = ()) -> RunState:
-        """The run at a moment of the clock, with what its client processes have counted and needed up to then."""
+        """The run at a moment of the clock, with what its client processes have counted and needed up to then.
+
+        Its latencies may be those of half a second before.
+        """
         together = sum(counts, Counts())
         return RunState(
             label=self.label,
@@ -145,10 +151,15 @@ class Progress:
             output_tokens=self._output_tokens,
             chunks=together.chunks,
             ended_chunks=self._ended_chunks,
-            latencies={name: self._latencies.of[name].copy() for name in LATENCIES},
+            latencies=self._latencies_at(now),
             speeds=tuple(self._speeds),
             stopping=self.stopping,
             processes=tuple(processes),
             last_turn=self.last_turn,
             last_second=self.last_second,
         )
+
+    def _latencies_at(self, now: float) -> dict[str, Histogram]:
+        if self._copied is None or not 0 <= now - self._copied[0] < LATENCIES_EVERY:
+            self._copied = now, {name: self._latencies.of[name].copy() for name in LATENCIES}
+        return self._copied[1]

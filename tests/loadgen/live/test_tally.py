@@ -93,6 +93,15 @@ def test_a_state_stays_as_it_is() -> None:
     assert state.latencies["ttft"].count == 1
 
 
+def test_histograms_are_not_copied_for_every_state() -> None:
+    progress = run(completed())
+    first, soon = progress.state(101.0, []), progress.state(101.4, [])
+    progress.take(completed(1))
+    later = progress.state(101.5, [])
+    assert first.latencies is soon.latencies
+    assert (soon.latencies["ttft"].count, later.latencies["ttft"].count) == (1, 2)
+
+
 def test_before_the_beginning() -> None:
     progress = run()
     progress.set_speed(2.0, 99.0)
