@@ -8,12 +8,13 @@ Both have to be seen over the same stretch, cut into `PARTS`:
    parts' means, Student's t). A server that only fills up from the start has more and more in flight too, but its TTFT
    stays; one that serves in order at a rate mu, asked at lambda, has it grow by lambda/mu - 1.
 
-That both must grow is GuideLLM's rule (its over-saturation constraint), which tests the number in flight itself by a
-line; such a test takes the wandering of a healthy queue for growth. Stretches of 40 s, 80 s, ... 640 s are looked at
-every second, so that a fast server is judged soon and a slow one by enough requests; a chance of `CHANCE` for each
-keeps the whole run's small. In `python -m benchmarks.saturation` none of 80 queues at 80 % of what they can do, and one
-of 80 at 90 %, is taken for saturated within half an hour; at 150 % all are, in the median after 40 s where answers take
-a second or five, and after three minutes where they take one.
+That both must grow is GuideLLM's rule (its over-saturation constraint), which puts lines through both. A line through
+the number in flight takes the wandering of a healthy queue for growth: lines alone end every run at 50 % of what the
+server can do within ten minutes. Stretches of 40 s, 80 s, ... 640 s are looked at every second, so that a fast server
+is judged soon and a slow one by enough requests; a chance of `CHANCE` for each keeps the whole run's small. In
+`python -m benchmarks.saturation` none of 80 queues at 80 %, and one of 80 at 90 %, is taken for saturated within half
+an hour; at 150 % all are, in the median after 40 to 94 s where answers take a second or five, and after 186 s where
+they take a minute.
 """
 
 from __future__ import annotations
