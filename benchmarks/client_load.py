@@ -33,6 +33,7 @@ import msgspec
 from loadgen.engine_process import peak_rss, process_tree
 from loadgen.metrics.latency import latencies
 from loadgen.metrics.summary import summarize
+from loadgen.options import EXIT_FAILED_TURNS
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.results.run_file import RunFile
 from loadgen.traces.chat import trace_lines
@@ -114,6 +115,8 @@ def replay(url: str, requests: int, tokens: int, *options: str) -> Played:
             while process.poll() is None:
                 peak = max(peak, peak_rss(process_tree(process.pid)) or 0)
                 time.sleep(LOOK_EVERY)
+        if process.returncode not in (0, EXIT_FAILED_TURNS):
+            sys.exit(f"{' '.join(command)} ended with {process.returncode}")
         run = RunFile.read(out)
         records = list(run.records())
     told = told_by(url)
