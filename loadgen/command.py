@@ -16,7 +16,7 @@ from loadgen.engine_process import EngineStartError
 from loadgen.engine_watch import EngineError
 from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_INTERRUPTED, EXIT_NO_SERVER
 from loadgen.outcome import Outcome
-from loadgen.perform import BY_HAND, ENGINE_ENDED
+from loadgen.perform import BY_HAND
 from loadgen.results.output import OutputError
 from loadgen.results.run_file import ResultError, RunFile
 from loadgen.server import ServerError
@@ -67,8 +67,6 @@ def exit_code(run: RunFile) -> int:
     stopped_by = None if run.end is None else run.end.stopped_by
     if stopped_by == BY_HAND:
         return EXIT_INTERRUPTED
-    if stopped_by == ENGINE_ENDED:
-        return EXIT_NO_SERVER
     failed = any(record.outcome.failed for record in run.records())
     unfinished = stopped_by is None and any(record.outcome is Outcome.NOT_REACHED for record in run.records())
     return EXIT_FAILED_TURNS if failed or unfinished else 0

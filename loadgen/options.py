@@ -22,6 +22,8 @@ EXIT_BAD_INPUT = 2
 EXIT_NO_SERVER = 3
 EXIT_INTERRUPTED = 130
 ENGINE_MODEL = "smollm2-135m"
+FORMATS = ("paged-top-chat", "mooncake", "bailian", "burstgpt", "azure", "sharegpt", "vllm", "openai-batch", "aiperf")
+UNITS = ("s", "ms", "us")
 LEAST, MOST = 1e-9, 1e9  # of any number above 0: times divided by it stay finite
 
 

@@ -146,7 +146,7 @@ class _Run:
         for helper in helpers:
             if not helper.cancelled() and (problem := helper.exception()) is not None:
                 raise problem
-        self._look_at_engine(told, progress)
+        await self._look_at_engine(told, progress)
         processes: list[SelfFigures] = figures if workers == 1 else [*figures, own.figures()]
         return RunEnd(
             at=round(end - begin + self._before, 6),
@@ -176,7 +176,7 @@ class _Run:
             for task in (asked, ended):
                 task.cancel()
 
-    def _look_at_engine(self, told: dict[str, Any], progress: Progress) -> None:
+    async def _look_at_engine(self, told: dict[str, Any], progress: Progress) -> None:
         """Note what an engine of loadgen's own needed, or that it has ended."""
         engine = self._target.engine
         if engine is None:
@@ -186,8 +186,7 @@ class _Run:
             told["engine"]["peak_rss_bytes"] = engine.peak_rss_bytes
         if not engine.alive:
             progress.stopping = ENGINE_ENDED
-            lines = ["The engine ended during the run. Its last lines:", *engine.output_tail()]
-            self._notes.append("\n".join(lines))
+            self._notes.append(await engine.ended())
 
 
 async def _end_of_engine(engine: EngineProcess | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from loadgen.arrivals import Recorded, parse_arrivals
 from loadgen.needs import Needs
 from loadgen.settings import Settings
-from loadgen.traces.formats import Format, TraceFile, open_trace
+from loadgen.traces.formats import Format, TimeUnit, TraceFile, open_trace
 from loadgen.traces.model import Header, Session, TraceError
 from loadgen.traces.scale import fit, scaled, scaled_header
 
@@ -27,7 +27,10 @@ def trace_of(settings: Settings) -> TraceFile:
         format = None if settings.format is None else Format(settings.format)
     except ValueError:
         raise TraceError(f"--format {settings.format}: allowed are {', '.join(Format)}") from None
-    return open_trace(Path(settings.file), format, skip_bad=settings.skip_bad)
+    unit = None if settings.time_unit is None else TimeUnit(settings.time_unit)
+    return open_trace(
+        Path(settings.file), format, skip_bad=settings.skip_bad, block_size=settings.block_size, time_unit=unit
+    )
 
 
 def header_of(trace: TraceFile, settings: Settings) -> Header:

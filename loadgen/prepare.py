@@ -40,6 +40,10 @@ class Prepared:
     def notes(self) -> list[str]:
         """What a reader of the figures must know of what was played."""
         notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
+        notes += [
+            f"{count:,} of the trace's records were left out: {what}."
+            for what, count in self.found.trace.left_out.items()
+        ]
         if bad := self.found.trace.bad.count:
             notes.append(f"{bad:,} lines of the trace did not fit and were left out (--skip-bad).")
         if left_out := self.found.left_out:

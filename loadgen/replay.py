@@ -123,4 +123,7 @@ def _report(runs: Sequence[RunFile], arguments: argparse.Namespace, problem: Exc
             write_json("--json", arguments.json, document(runs))
     if problem is not None:
         raise problem
+    last = runs[-1].end
+    if last is not None and last.stopped_by == ENGINE_ENDED:
+        raise ServerError(last.notes[-1])
     return max(exit_code(run) for run in runs)

@@ -14,6 +14,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     format: str | None = None
     skip_bad: bool = False
+    block_size: int | None = None  # tokens of a hash id; None: as the trace's format has it
+    time_unit: str | None = None  # of the trace's times, "s", "ms" or "us"; None: as its format has it
     sessions: int | None = None
     url: str | None = None  # None: an engine of loadgen's own
     engine_args: tuple[str, ...] = ()

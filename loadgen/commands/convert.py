@@ -8,14 +8,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen.options import EXIT_BAD_INPUT, Commands, OptionAdder, positive_float, positive_int, yes_or_no
+from loadgen.options import (
+    EXIT_BAD_INPUT,
+    FORMATS,
+    UNITS,
+    Commands,
+    OptionAdder,
+    positive_float,
+    positive_int,
+    yes_or_no,
+)
 
 if TYPE_CHECKING:
     from loadgen.traces.convert import Converted
     from loadgen.traces.formats import TraceFile
 
-FORMATS = ("paged-top-chat", "mooncake", "bailian", "burstgpt", "azure", "sharegpt", "vllm", "openai-batch", "aiperf")
-UNITS = ("s", "ms", "us")
 REPORTED_EACH = 0.5  # seconds
 
 

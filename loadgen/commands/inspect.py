@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from loadgen.commands.convert import FORMATS, UNITS
-from loadgen.options import Commands, OptionAdder, positive_int, yes_or_no
+from loadgen.options import FORMATS, UNITS, Commands, OptionAdder, positive_int, yes_or_no
 
 EPILOG = (
     "Every option is also an environment variable, named in brackets. Files may be of any size: they are read once, "

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from loadgen.options import (
     ENGINE_MODEL,
+    FORMATS,
+    UNITS,
     Commands,
     OptionAdder,
     engine_arguments,
@@ -34,8 +36,10 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the trace (formats: see traces/README.md)")
 
     add = OptionAdder(parser.add_argument_group("the trace"))
-    add("--format", str, None, "the trace's format (default: told by its content)", metavar="NAME")
+    add("--format", str, None, "the trace's format (default: told by its content)", metavar="NAME", choices=FORMATS)
     add("--skip-bad", yes_or_no, False, "leave out lines that do not fit, and count them")
+    add("--block-size", positive_int, None, "tokens that a hash id names (default: the format's)", metavar="N")
+    add("--time-unit", str, None, "of the trace's times (default: the format's)", choices=UNITS)
     add("--sessions", positive_int, None, "only the first N sessions", metavar="N")
     add("--length-scale", positive_float, None, "multiply recorded lengths by X, blocks of hash ids too", metavar="X")
     add("--too-long", str, "error", "requests longer than the server's context", choices=("error", "skip", "cut"))
@@ -92,6 +96,8 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         file=arguments.file,
         format=arguments.format,
         skip_bad=arguments.skip_bad,
+        block_size=arguments.block_size,
+        time_unit=arguments.time_unit,
         sessions=arguments.sessions,
         url=arguments.url,
         engine_args=("--model", arguments.model or ENGINE_MODEL, *arguments.engine_args) if own else (),

@@ -135,7 +135,7 @@ async def start(*arguments: object) -> asyncio.subprocess.Process:
 
 async def test_compare_starts_and_stops_an_engine_for_each_side(trace_file: Path, tmp_path: Path) -> None:
     out_file = tmp_path / "out.json"
-    process = await start("compare", trace_file, "--speed", 20, "--json", out_file)
+    process = await start("compare", trace_file, "--speed", 20, "--repeat", 1, "--json", out_file)
     out, err = await process.communicate()
     assert process.returncode == 0, err
     document = json.loads(out_file.read_text())

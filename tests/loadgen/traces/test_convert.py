@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen import options
 from loadgen.cli import main
 from loadgen.commands import convert as command
 from loadgen.traces import convert as module
@@ -185,7 +186,7 @@ def test_unknown_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_options_name_all_formats_and_units() -> None:
-    assert set(command.FORMATS) == set(Format)
+    assert set(options.FORMATS) == set(Format)
     assert set(command.UNITS) == set(TimeUnit)
 
 
