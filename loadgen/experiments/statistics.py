@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ERROR_RATE = 0.05  # of a whole comparison: how often it finds anything between equal sides
 POWER = 0.9  # with which the smallest difference that is told would be found
-MOST_REPEATS = 1000
+MOST_REPEATS = 200
 
 
 def t_tail(t: float, freedom: int) -> float:
@@ -114,8 +115,11 @@ def smallest_found(error: float, repeats: int, figures: int, power: float = POWE
 
 
 def repeats_needed(deviation: float, difference: float, figures: int, power: float = POWER) -> int | None:
-    """How many repeats find a difference with this power, if repeats scatter by `deviation`; None beyond 1,000."""
-    for repeats in range(2, MOST_REPEATS + 1):
-        if smallest_found(deviation / math.sqrt(repeats), repeats, figures, power) <= difference:
-            return repeats
-    return None
+    """How many repeats find a difference with this power, if repeats scatter by `deviation`; None beyond 200."""
+
+    def enough(repeats: int) -> bool:
+        return smallest_found(deviation / math.sqrt(repeats), repeats, figures, power) <= difference
+
+    counts = range(2, MOST_REPEATS + 1)
+    least = bisect_left(counts, True, key=enough)
+    return counts[least] if least < len(counts) else None

@@ -69,13 +69,12 @@ def _peak(peak: Peak | None, over: Over) -> str:
     best = peak.best
     value, low, high = map(text, (best.value, best.low, best.high))
     told = f"Most goodput: {value} turns/s (95 %: {low} to {high}) at {best.load:g} {over.unit}"
-    match peak.low, peak.high:
-        case None, None:
-            return f"{told}; no other load can be told from it."
-        case low, None:
-            return f"{told}; the peak is above {low:g}, and may be beyond the highest load."
-        case None, high:
-            return f"{told}; the peak is below {high:g}, and may be under the lowest load."
+    if peak.low is None and peak.high is None:
+        return f"{told}; no other load can be told from it."
+    if peak.high is None:
+        return f"{told}; the peak is above {peak.low:g}, and may be beyond the highest load."
+    if peak.low is None:
+        return f"{told}; the peak is below {peak.high:g}, and may be under the lowest load."
     return f"{told}; the peak is between {peak.low:g} and {peak.high:g}."
 
 

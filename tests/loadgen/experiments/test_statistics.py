@@ -166,7 +166,7 @@ def test_the_smallest_difference_that_is_found_is_found_that_often() -> None:
     assert power == pytest.approx(0.9, abs=0.03)
 
 
-@given(st.floats(0.001, 0.2), st.floats(0.05, 0.5), st.integers(1, 8))
+@given(st.floats(0.001, 0.1), st.floats(0.05, 0.5), st.integers(1, 8))
 def test_the_repeats_needed_are_the_least(deviation: float, difference: float, figures: int) -> None:
     repeats = repeats_needed(deviation, difference, figures)
     assert repeats is not None
