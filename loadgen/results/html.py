@@ -58,7 +58,7 @@ td{font-variant-numeric:tabular-nums;white-space:nowrap}thead th{color:var(--sof
 tbody th,thead th:first-child{text-align:left;font-weight:400}tbody th.sub{padding-left:1.2rem;color:var(--soft)}
 table.prose td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .caption{margin:.4rem 0 1rem}ul{padding-left:1.2rem}li{overflow-wrap:anywhere;white-space:pre-wrap}
-section+section{border-top:3px solid var(--rule);margin-top:2.5rem;padding-top:1.5rem}
+section{border-top:3px solid var(--rule);margin-top:2.5rem;padding-top:1.5rem}
 """
 
 

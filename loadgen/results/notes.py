@@ -7,7 +7,7 @@ from typing import Any
 
 from loadgen.agreement import Agreement, Verdict
 from loadgen.outcome import RequestRecord
-from loadgen.results.run_file import RunFile
+from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
 
 
 def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list[str]:
@@ -24,7 +24,7 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list
             "The file has no end: loadgen was killed, or still runs. These are the requests written so far, and what "
             "was in flight counts as not reached."
         )
-    elif run.end.stopped_by is not None:
+    elif run.end.stopped_by in (BY_HAND, ENGINE_ENDED):
         told.append(f"Interrupted by {run.end.stopped_by}: the report of what was measured so far.")
     for kind, tokens in (("prompts", agree.prompt), ("answers", agree.generation)):
         if tokens.verdict is Verdict.DIFFER:
@@ -68,6 +68,8 @@ def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[Req
 def _of_end(run: RunFile, asked_speed: float) -> list[str]:
     assert run.end is not None
     told = list(run.end.notes)
+    if (rule := run.end.stopped_by) not in (None, BY_HAND, ENGINE_ENDED):
+        told.append(f"It ended early, as --until asked: {rule}.")
     if changes := run.end.speed_changes:
         speeds = ", ".join(f"{speed:g} from second {second:.1f} on" for second, speed in changes)
         told.append(f"The speed was changed while it ran: {asked_speed:g} was asked for, then {speeds}.")

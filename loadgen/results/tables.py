@@ -69,7 +69,6 @@ SERVER_ROWS = (
     ("max_waiting", "  most"),
     ("mean_kv_usage", "KV memory in use, mean"),
     ("max_kv_usage", "  most"),
-    ("failed_looks", "looks that failed"),
 )
 # Of what an engine may not do at all: left out where it did not, but for the JSON.
 ONLY_IF_ANY = frozenset(
@@ -297,6 +296,8 @@ def server_table(document: Document) -> Table | None:
         return None
     rows = [(title, text(metrics.get(name), name)) for name, title in SERVER_ROWS if metrics.get(name) is not None]
     caption = [f"{text(metrics.get('looks'))} looks in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
+    if failed := metrics.get("failed_looks"):
+        caption.append(f"{text(failed)} more looks failed.")
     if metrics.get("restarted"):
         caption.append("A counter fell: the server was restarted, and what it had counted is not known.")
     return Table("Server, from its /metrics", tuple(rows), caption=tuple(caption))

@@ -76,7 +76,10 @@ def test_settings_are_what_was_asked_for_and_what_that_came_to(tmp_path: Path) -
 )
 def test_only_what_nobody_asked_for_is_an_interruption(tmp_path: Path, stopped_by: str, interrupted: bool) -> None:
     run = a_run(tmp_path, completed(), end=msgspec.structs.replace(END, stopped_by=stopped_by))
-    assert document(run)["settings"]["interrupted"] is interrupted
+    found = document(run)
+    assert found["settings"]["interrupted"] is interrupted
+    assert any(warning.startswith("Interrupted") for warning in found["warnings"]) is interrupted
+    assert ("It ended early, as --until asked: requests=5." in found["notes"]) is (stopped_by == "requests=5")
 
 
 def test_a_killed_run_is_an_interrupted_one(tmp_path: Path) -> None:

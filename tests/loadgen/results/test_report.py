@@ -125,6 +125,38 @@ def test_warm_up_and_cool_down_are_left_apart_and_told(tmp_path: Path) -> None:
     assert "Left out of the figures: 1 requests of the warm-up, 2 of the cool-down." in out
 
 
+def test_what_the_server_tells_and_whether_its_tokens_agree(tmp_path: Path) -> None:
+    server = {
+        "where": "http://server:8000/metrics",
+        "looks": 3,
+        "seconds": 5.0,
+        "failed_looks": 1,
+        "restarted": False,
+        "prompt_tokens": 5,
+        "generation_tokens": None,
+        "max_kv_usage": 0.5,
+        "preemptions": None,
+        "mean_ttft_ms": 480.0,
+        "p50_ttft_at_most_ms": 500.0,
+        "p99_ttft_at_most_ms": None,
+        "count_ttft": 1,
+        "mean_itl_ms": None,
+    }
+    end = msgspec.structs.replace(END, server=server)
+    out = printed([a_run(tmp_path, completed(), end=end)], plots=False)
+    server_side = out[out.index("Server, from its /metrics") : out.index("Latency")]
+    assert cells(server_side, "prompt tokens") == ["5"]
+    assert "preemptions" not in server_side  # a server that does not tell has no 0
+    assert "3 looks in 5.000 s" in server_side
+    assert "1 more looks failed." in server_side
+    measured = out[out.index("Latency, as the server measured it") :]
+    assert cells(measured, "TTFT (ms)") == ["480.0", "500.0", "-", "-", "1"]
+    assert "ITL (ms)" not in measured
+    assert cells(out, "prompts") == ["5", "5", "agree"]
+    assert cells(out, "answers") == ["3", "-", "cannot", "be", "told"]
+    assert "It cannot be told: the server does not tell, or began anew." in " ".join(out.split())
+
+
 def test_a_client_that_was_too_slow_is_told_first(tmp_path: Path) -> None:
     client = CLIENT | {"client_is_bottleneck": True, "client_cpu_share": 0.97}
     out = printed([a_run(tmp_path, completed(), end=msgspec.structs.replace(END, client=client))], 80)
