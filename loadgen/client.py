@@ -84,7 +84,9 @@ _decode_json = msgspec.json.Decoder(Chunk).decode
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in words: some of the library's exceptions have none."""
+    """What went wrong, in words: some of the library's exceptions have none, some the wrong ones."""
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection was dropped before the answer's end"
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
@@ -257,6 +259,17 @@ def _refusal(reply: aiohttp.ClientResponse, body: bytes, wait: float) -> _Failur
     return _Failure(Outcome.HTTP_ERROR, detail, wait if asked is None else asked)
 
 
+async def _no_stream(reply: aiohttp.ClientResponse) -> _Failure:
+    """What an answer means that should have been a stream: some servers tell errors with status 200."""
+    if reply.content_type == "application/json":
+        decode_chunk(await reply.read())
+    return _Failure(
+        Outcome.BAD_STREAM,
+        f"the answer to a request for a stream is {reply.content_type}, not {_EVENT_STREAM}; a server that cannot "
+        "stream is measured with --no-stream",
+    )
+
+
 async def _attempt(
     http: aiohttp.ClientSession,
     address: str,
@@ -279,11 +292,7 @@ async def _attempt(
             elif not stream:
                 await _take_whole(reply, response, on_chunk)
             else:
-                raise _Failure(
-                    Outcome.BAD_STREAM,
-                    f"the answer to a request for a stream is {reply.content_type}, not {_EVENT_STREAM}; a server "
-                    "that cannot stream is measured with --no-stream",
-                )
+                raise await _no_stream(reply)
     except aiohttp.InvalidURL as error:
         raise _Failure(Outcome.CONNECTION, f"{error}: no address") from None
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

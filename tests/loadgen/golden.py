@@ -130,6 +130,23 @@ class Served:
     ended: float = 0.0
 
 
+class Noting(asyncio.Protocol):
+    """Notes when a request's last bytes came, before anything is done with them: a server's own work is its latency."""
+
+    def __init__(self, handler: asyncio.Protocol) -> None:
+        self.received = 0.0
+        self._handler = handler
+        self.connection_made = handler.connection_made  # type: ignore[method-assign]
+        self.connection_lost = handler.connection_lost  # type: ignore[method-assign]
+        self.eof_received = handler.eof_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def data_received(self, data: bytes) -> None:
+        self.received = clock()
+        self._handler.data_received(data)
+
+
 class GoldenServer:
     """`async with GoldenServer(script_of) as server: server.url`; `script_of` maps a request body to a script.
 
@@ -152,15 +169,18 @@ class GoldenServer:
     async def start(self, port: int = 0) -> None:
         self._runner = web.AppRunner(self.app, shutdown_timeout=0.2, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, backlog=4096)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        handlers = self._runner.server
+        assert handlers is not None
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(lambda: Noting(handlers()), "127.0.0.1", port, backlog=4096)
+        self.url = f"http://127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
 
     async def __aenter__(self) -> GoldenServer:
         await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._listening.close()
         await self._runner.cleanup()
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -174,9 +194,13 @@ class GoldenServer:
         return web.json_response({"served": told, "peak_in_flight": peak})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        served = Served(request.path, json.loads(await request.read()), clock())
+        body = await request.read()
+        assert request.transport is not None
+        connection = request.transport.get_protocol()
+        assert isinstance(connection, Noting)
+        served = Served(request.path, json.loads(body), connection.received)
         self.served.append(served)
-        self.connections.add(request.transport)
+        self.connections.add(connection)
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         try:

@@ -188,6 +188,11 @@ async def test_one_piece_that_is_no_answer(body: dict[str, Any]) -> None:
     assert response.outcome is Outcome.BAD_STREAM
 
 
+async def test_an_error_with_status_200() -> None:
+    response, _ = await ask(Script(body={"error": {"message": "out of memory"}}))
+    assert (response.outcome, response.detail, response.status) == (Outcome.SERVER_ERROR, "out of memory", 200)
+
+
 async def test_a_server_without_streaming() -> None:
     response, _ = await ask(whole("a b c"))
     assert response.outcome is Outcome.BAD_STREAM
@@ -229,6 +234,7 @@ async def test_cut_stream_keeps_what_came() -> None:
     response, server = await ask(Script([role(), text("a"), text("b", 0.05), Write(b"data: {", 0.05), Cut()]))
     assert (response.outcome, response.status) == (Outcome.CUT, 200)
     assert (response.text, len(response.chunks)) == ("ab", 2)
+    assert "dropped before the answer's end" in response.detail
     assert len(server.served) == 1
 
 
