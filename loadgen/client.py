@@ -118,7 +118,7 @@ class Response:
     usage: Usage | None = None
     parts: list[str] = field(default_factory=list)
     choices: int = 0
-    choices_finished: int = 0
+    finished: set[int] = field(default_factory=set)  # of the choices, those with a finish_reason
 
     @property
     def text(self) -> str:
@@ -180,7 +180,7 @@ def take_chunk(chunk: Chunk, response: Response) -> bool:
         if choice.index >= response.choices:
             response.choices = choice.index + 1
         if choice.finish_reason is not None:
-            response.choices_finished += 1
+            response.finished.add(choice.index)
         delta = choice.delta or choice.message
         text = choice.text if delta is None else delta.content
         if text:
@@ -195,26 +195,23 @@ def take_chunk(chunk: Chunk, response: Response) -> bool:
 async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: Callable[[], None]) -> None:
     """Take a stream of events to its end."""
     parser = EventParser()
-    try:
-        async for received in content.iter_any():
-            now = clock()
-            for event in parser.feed(received):
-                if event == b"[DONE]":
-                    response.complete(now)
-                    break
-                if take_chunk(decode_chunk(event), response):
-                    response.chunks.append(now)
-                    on_chunk()
-            if response.ended is not None:
+    async for received in content.iter_any():
+        now = clock()
+        for event in parser.feed(received):
+            if event == b"[DONE]":
+                response.complete(now)
                 break
-    except aiohttp.ClientError as error:
-        raise _Failure(Outcome.CUT, reason(error)) from None
+            if take_chunk(decode_chunk(event), response):
+                response.chunks.append(now)
+                on_chunk()
+        if response.ended is not None:
+            break
     if response.ended is not None:
         with suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(_DRAIN_TIME):
                 while not content.at_eof():
                     await content.readany()
-    elif response.choices and response.choices_finished >= response.choices:
+    elif response.choices and len(response.finished) == response.choices:
         response.complete(clock())
     else:
         raise _Failure(Outcome.CUT, "the stream ended before a finish_reason or [DONE]")
@@ -223,10 +220,7 @@ async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: C
 async def _take_whole(reply: aiohttp.ClientResponse, response: Response, on_chunk: Callable[[], None]) -> None:
     """Take an answer in one piece."""
     response.streamed = False
-    try:
-        body = await reply.read()
-    except aiohttp.ClientError as error:
-        raise _Failure(Outcome.CUT, reason(error)) from None
+    body = await reply.read()
     now = clock()
     chunk = decode_chunk(body)
     if not chunk.choices:
