@@ -83,10 +83,8 @@ class Needs:
         if self.shortest is None or frame is None:
             return notes
         if endpoint is Endpoint.CHAT:
-            notes.append(
-                f"Prompts were asked as chats: {frame.before} of their tokens begin and {frame.after} end the template"
-                + (", and are not those of the trace's blocks." if self.shared else ".")
-            )
+            shared = ", and prompts of equal blocks are equal but for these" if self.shared else ""
+            notes.append(f"Prompts were asked as chats: {frame.tokens} tokens of each are the template's{shared}.")
         if self.shortest < (least := frame.least):
             notes.append(f"Prompts of fewer than {least} tokens were asked with {least}: the server adds its own.")
         return notes

@@ -130,7 +130,9 @@ async def _framed(
     known, told = frame is not None, 0
     frame = frame or Frame(opening=OPENING, before=1)
     for extra in EXTRA_TOKENS if settings.tokenizer is None else EXTRA_TOKENS_OF_A_FILE:
-        tokens = frame.tokens + min(extra, (facts.max_model_len or extra * 2) // 2)
+        tokens = frame.tokens + extra
+        if facts.max_model_len is not None:
+            tokens = max(frame.least, min(tokens, facts.max_model_len - OUTPUT_TOKENS))
         vocabulary = msgspec.structs.replace(vocabulary, frames={**vocabulary.frames, endpoint: frame})
         turn = Turn(input_tokens=tokens, output_tokens=OUTPUT_TOKENS)
         response = await _send(http, facts, settings, _payload(facts, settings, turn, vocabulary))

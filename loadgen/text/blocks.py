@@ -7,6 +7,7 @@ first token. The rest is cut from one long row of pieces: to make text is to sli
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 
 from loadgen.text.vocabulary import TAPE_PIECES, Frame, Vocabulary
 
@@ -16,17 +17,13 @@ _TURN = 7919  # sessions that lie between two whose turns begin alike
 _SPREAD = 0x9E3779B97F4A7C15  # the golden ratio's fraction: near names begin far from each other on the tape
 
 
-def _spread(number: int) -> int:
-    return number * _SPREAD % NAMES
-
-
 class Blocks:
     """Makes texts of one vocabulary. Another seed makes other texts of all names."""
 
     def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
         self._pieces = vocabulary.pieces
         self._digits = next(count for count in range(1, 65) if len(self._pieces) ** count >= NAMES)
-        self._first = _spread(_spread(seed) ^ seed)
+        self._first = int.from_bytes(blake2b(b"%d" % seed, digest_size=8).digest())
         tape = vocabulary.tape()
         self._tape = "".join(tape) * 2
         self._places = [0]
@@ -37,7 +34,7 @@ class Blocks:
         """The first `tokens` pieces of the block of that name."""
         pieces, count = self._pieces, len(self._pieces)
         number = (name + self._first) % NAMES
-        start = (_spread(number) >> 32) % TAPE_PIECES
+        start = (number * _SPREAD % NAMES >> 32) % TAPE_PIECES
         parts = []
         for _ in range(min(self._digits, tokens)):
             number, digit = divmod(number, count)

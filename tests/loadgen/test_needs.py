@@ -72,5 +72,7 @@ def test_notes_on_prompts_of_a_length() -> None:
     assert short.startswith("Prompts of fewer than 2 tokens were asked with 2")
     shared = Turn(input_tokens=9, hash_ids=(1,))
     (chat,) = needs(shared, endpoint="chat").notes(FACTS, vocabulary)
-    assert "5 of their tokens begin and 3 end the template, and are not those of the trace's blocks" in chat
+    assert "8 tokens of each are the template's, and prompts of equal blocks are equal but for these" in chat
+    (chat,) = needs(Turn(input_tokens=9), endpoint="chat").notes(FACTS, vocabulary)
+    assert chat.endswith("the template's.")
     assert needs(Turn(input_tokens=1), endpoint="chat").notes(FACTS, Vocabulary(("a", "b"), {})) == []

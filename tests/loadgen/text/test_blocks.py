@@ -7,7 +7,7 @@ import string
 from itertools import pairwise, takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.text.blocks import NAMES, UNSHARED_BLOCK, Blocks, shared_names, unshared_names
@@ -41,6 +41,7 @@ def test_blocks_of_two_tokens_are_different_as_far_as_they_go() -> None:
     assert len(every) == len(LETTERS.pieces) ** 2
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
 def test_another_seed_makes_other_texts(one: int, other: int, name: int) -> None:
     texts = {Blocks(WORDS, seed).block(name, 16) for seed in (one, other)}

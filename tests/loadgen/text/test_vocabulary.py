@@ -17,7 +17,7 @@ from loadgen.text.blocks import Blocks, shared_names
 from loadgen.text.tokenizer import LocalTokenizer, TokenizerError
 from loadgen.text.vocabulary import PIECES, Endpoint, Frame, Vocabulary, candidates, every_pair, find_vocabulary
 
-FEW_CALLS = 20
+FEW_CALLS = 24
 
 
 def check(vocabulary: Vocabulary, tokenizer: MadeTokenizer, prompts: int = 40) -> None:
