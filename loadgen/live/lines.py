@@ -47,9 +47,13 @@ def own_trouble(state: RunState) -> str:
 
 
 def line(state: RunState, before: RunState | None) -> str:
-    """All of it in one line, with the rate of chunks since an earlier state. paged-top reads its sessions."""
+    """All of it in one line, with the rate of chunks since an earlier state, or of the whole run without one.
+
+    paged-top reads the sessions in it.
+    """
     done = state.completed + state.failed
-    chunk_rate = rate(before, state, "chunks") if before is not None else 0.0
+    whole = state.chunks / state.elapsed if state.elapsed else 0.0
+    chunk_rate = whole if before is None else rate(before, state, "chunks")
     parts = [
         f"{state.label}: {state.elapsed:.0f} s",
         f"sessions {state.sessions_done}/{state.sessions}",
@@ -58,7 +62,7 @@ def line(state: RunState, before: RunState | None) -> str:
         f"{state.queued} waiting for a slot" if state.queued else "",
         f"{state.failed} failed",
         tokens(state),
-        f"{chunk_rate:.1f} chunks/s",
+        f"{chunk_rate:.1f} chunks/s{' in the mean' if before is None else ''}",
         speed(state),
         f"stopping ({state.stopping})" if state.stopping else "",
         own_trouble(state),

@@ -1,7 +1,7 @@
 """The picture of a run on a terminal: text of any width and height, from what was counted and measured.
 
-It is laid out by hand, line by line: that takes a tenth of the time of a layout of tables, and the process that draws
-it sends requests too.
+It is laid out by hand, line by line, so that each size of terminal has all that there is room for and nothing is cut
+where it would mislead.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Picture:
             column = f", a column is {stretches[0].seconds:.0f} s" if stretches else ""
             block.append(Text(f"{'turns':{LABEL}}the run so far{column}", "dim"))
         for name, values, top, now in charts[: max(0, room)]:
-            scale = f"top {lines.number(top)}"
+            scale = f"top {lines.number(top)}" if values is not in_flight else f"top {top:,.0f}"
             drawn = columns(values, rows, top, self._glyphs)
             for row, cells in enumerate(drawn):
                 label = name if row == 0 else ""

@@ -66,7 +66,7 @@ async def test_a_picture_on_a_terminal_that_goes_at_the_end() -> None:
     assert gone.rindex("\x1b[2K") > gone.rindex("latency so far")  # its lines are cleared
     assert "\x1b[?25h" in gone  # and the cursor is back
     assert "sessions 0/900" not in last
-    assert last.endswith("chunks/s\n")
+    assert last.endswith("chunks/s in the mean\n")
     assert sys.getswitchinterval() == usual
 
 
