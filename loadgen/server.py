@@ -106,10 +106,16 @@ async def find_server(http: aiohttp.ClientSession, url: str, model: str | None) 
         version=about.version or about.build_info,
         max_model_len=_context(next((card for card in cards if card.id == chosen), None), about),
     )
-    tokenizes = False
-    with suppress(TokenizerError):
-        tokenizes = bool(await ServerTokenizer(http, url, chosen).encode("one two", special=False))
+    tokenizes = await _tokenizes(http, url, chosen)
+    if not tokenizes and facts.models and chosen not in facts.models and await _tokenizes(http, url, facts.models[0]):
+        raise ServerError(f"--model {chosen}: {url} does not serve it; it lists {', '.join(facts.models)}")
     return msgspec.structs.replace(facts, tokenizes=tokenizes)
+
+
+async def _tokenizes(http: aiohttp.ClientSession, url: str, model: str) -> bool:
+    with suppress(TokenizerError):
+        return bool(await ServerTokenizer(http, url, model).encode("one two", special=False))
+    return False
 
 
 async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> list[_Card]:

@@ -128,12 +128,18 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
 def _json_object(text: str) -> dict[str, object]:
     import msgspec
 
+    from loadgen.asking import check_extra_body
+
     try:
         value = msgspec.json.decode(text)
     except msgspec.MsgspecError as error:
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    try:
+        check_extra_body(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return value
 
 

@@ -73,6 +73,8 @@ class Picky:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append((request.path, body))
+        if self.only is not None and body["model"] != self.only:
+            return _error(404, f"The model `{body['model']}` does not exist.")
         match self.tokenize:
             case "vllm" if "messages" in body:
                 tokens = code(_template(body["messages"]))

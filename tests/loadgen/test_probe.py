@@ -163,7 +163,7 @@ async def test_a_refusal_names_the_flag_that_helps(
 
 async def test_another_model_is_named() -> None:
     with pytest.raises(ServerError, match=r"`alias` does not exist\.; it lists m; --model names another model"):
-        await tried(Picky(only="m"), TEXT, model="alias")
+        await tried(Picky(only="m", tokenize=None), TEXT, model="alias")
 
 
 async def test_a_key_that_only_answers_need() -> None:

@@ -47,6 +47,11 @@ async def test_a_named_model_is_asked_though_it_is_not_listed() -> None:
     assert (await found(Picky(status=404), "alias")).models == ()
 
 
+async def test_a_model_that_is_not_served() -> None:
+    with pytest.raises(ServerError, match=r"--model alias: http.* does not serve it; it lists m"):
+        await found(Picky(only="m"), "alias")
+
+
 @pytest.mark.parametrize(
     ("shape", "tokenizes"),
     [("vllm", True), ("plain", True), ("llama.cpp", True), ("counts only", False), (None, False)],
