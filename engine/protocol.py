@@ -9,7 +9,7 @@ What comes by the thousand in a step is not tracked by the garbage collector (`g
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ Preempt = Literal["recompute", "swap", "auto"]
 PreemptedBy = Literal["recompute", "swap"]
 Quantize = Literal["none", "int8", "q4"]
 WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent"]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # that a load generator has counted
+Measured = Annotated[float, msgspec.Meta(ge=0, le=1e12)]  # by it: seconds, or a ratio
+Words = Annotated[str, msgspec.Meta(max_length=200)]  # of its own
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -424,6 +427,67 @@ class BlockText(msgspec.Struct, frozen=True):
     texts: tuple[str, ...]
 
 
+class LoadLatency(msgspec.Struct, frozen=True):
+    """A latency as a load generator measured it, in seconds, of so many requests.
+
+    None: it has measured none yet, or the percentile falls among those that failed, which count as infinitely slow.
+    """
+
+    p50: Measured | None = None
+    p99: Measured | None = None
+    requests: Amount = 0
+
+
+class LoadRun(msgspec.Struct, frozen=True):
+    """What a load generator tells of its run: all of it counted or measured by itself, since the run's beginning.
+
+    Turns become due, wait for a slot of the client's (`queued`), are `sent`, then in flight, and end as completed or
+    failed. Latencies count from sending, `_scheduled` ones from the moment that the turn was due.
+    """
+
+    label: Words
+    trace: Words
+    elapsed: Measured  # seconds
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)]  # of the run that is done
+    sessions: Amount  # to be played
+    sessions_done: Amount
+    turns: Amount
+    due: Amount
+    queued: Amount
+    sent: Amount
+    in_flight: Amount
+    completed: Amount
+    failed: Amount  # also those never sent because an earlier one failed
+    output_tokens: Amount  # of completed turns
+    speed: Measured  # trace seconds in a second
+    ttft: LoadLatency
+    ttft_scheduled: LoadLatency
+    tpot: LoadLatency
+    e2e: LoadLatency
+    e2e_scheduled: LoadLatency
+    left: Measured | None = None  # seconds to the end if it goes on like this
+    send_lag: Measured | None = None  # seconds that turns were sent after they were due, at p99
+    loop_lag: Measured | None = None  # seconds that its event loop woke late, at p99
+    cpu_share: Measured = 0.0  # of a core, in its busiest process
+    bottleneck: bool = False  # it was too slow itself to measure by
+    failure: Words = ""  # the most frequent kind, and what the first of it said
+    stopping: Words = ""  # why it ends early
+
+
+class LiveLoad(msgspec.Struct, frozen=True):
+    """A load generator that plays against this engine, and what it told `age` seconds ago."""
+
+    id: str
+    age: float
+    run: LoadRun
+
+
+class LiveLoads(msgspec.Struct, frozen=True):
+    """Those that were heard of lately, in the order in which they were first heard of."""
+
+    loads: tuple[LiveLoad, ...]
+
+
 StreamItem = Record | Gap | Snapshot
 
 encode = msgspec.json.Encoder().encode
@@ -431,6 +495,7 @@ decode_item = msgspec.json.Decoder(StreamItem).decode
 decode_snapshot = msgspec.json.Decoder(Snapshot).decode
 decode_request_text = msgspec.json.Decoder(RequestText).decode
 decode_block_text = msgspec.json.Decoder(BlockText).decode
+decode_loads = msgspec.json.Decoder(LiveLoads).decode
 
 
 def block_state(references: int, filled: int, hashed: bool, block_size: int) -> BlockState:

@@ -13,6 +13,7 @@ from engine.server.chat import ChatRoutes
 from engine.server.completions import CompletionRoutes
 from engine.server.engine_routes import EngineRoutes
 from engine.server.errors import ApiError
+from engine.server.load_routes import LoadRoutes
 from engine.server.model_routes import ModelRoutes
 from engine.server.service import Service
 from engine.server.text_routes import TextRoutes
@@ -26,6 +27,7 @@ def make_app(service: Service) -> web.Application:
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
     chat, completions = ChatRoutes(service), CompletionRoutes(service)
     engine, text, model = EngineRoutes(service), TextRoutes(service), ModelRoutes(service)
+    load = LoadRoutes(service)
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat.create),
@@ -46,6 +48,9 @@ def make_app(service: Service) -> web.Application:
             web.get("/engine/requests/{id}", text.request),
             web.delete("/engine/requests/{id}", engine.cancel),
             web.get("/engine/blocks/{block}", text.block),
+            web.get("/engine/loads", load.loads),
+            web.put("/engine/loads/{id}", load.put),
+            web.delete("/engine/loads/{id}", load.drop),
         ]
     )
     return app
