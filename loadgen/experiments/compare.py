@@ -83,6 +83,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     error_rate: float | None = None
     chance: float | None = None  # of so much or more if the sides are equal
+    deviation: float | None = None  # from repeat to repeat, of the logarithm of B / A or of the shares' difference
     differs: bool | None = None
     found_from: float | None = None
     repeats_for_5_percent: int | None = None
@@ -202,6 +203,7 @@ def _verdict(
         high=back(high),
         error_rate=error_rate,
         chance=mean.chance,
+        deviation=deviation,
         differs=decision is not None and decision.differs,
         found_from=back(smallest_found(mean.error, mean.repeats, tested)),
         repeats_for_5_percent=repeats_needed(deviation, FIVE_PERCENT, tested),

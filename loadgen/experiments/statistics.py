@@ -2,9 +2,9 @@
 
 The unit is a repeat, not a request: the requests of one run share its machine, its cache and its queue, so that they
 are not independent, and treating them so finds differences of an engine with itself. Of the methods tried on simulated
-runs (`python -m benchmarks.compare_power --simulate`), the bootstrap over repeats finds such differences in 20 to 75 %
-of comparisons with 3 to 10 repeats; t over unpaired runs holds its rate, but loses most of its power when the machine
-drifts from repeat to repeat; t over the differences of pairs holds it always.
+runs (`python -m benchmarks.compare_methods`), the bootstrap over repeats finds such differences in 16 to 75 % of
+comparisons with 3 to 12 repeats; t over unpaired runs holds its rate, but finds next to nothing when the machine drifts
+from repeat to repeat; t over the differences of pairs does both, for one repeat more on a quiet machine.
 """
 
 from __future__ import annotations
