@@ -17,6 +17,7 @@ PROTOCOL_VERSION = 2
 MAX_NUM_SEQS = 4096
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_WAIT = 86_400.0  # seconds
+MAX_WORDS = 200  # characters of each of a load generator's own words
 
 Batching = Literal["continuous", "static"]
 Allocation = Literal["paged", "reserved"]
@@ -32,7 +33,7 @@ Quantize = Literal["none", "int8", "q4"]
 WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent"]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # that a load generator has counted
 Measured = Annotated[float, msgspec.Meta(ge=0, le=1e12)]  # by it: seconds, or a ratio
-Words = Annotated[str, msgspec.Meta(max_length=200)]  # of its own
+Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
 
 
 class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from rich.console import Console
 
 from loadgen.arrivals import Users, parse_arrivals
 from loadgen.client import clock, open_http
 from loadgen.engine_process import EngineProcess
+from loadgen.live.announce import announce
 from loadgen.live.screen import show
 from loadgen.live.state import RunState
 from loadgen.live.tally import Progress
@@ -69,7 +71,7 @@ async def perform(
             watches = await Watches.begin(http, target.url)
             try:
                 run = _Run(settings, target, prepared, writer, before if resumes else None)
-                writer.finish(await run.play(watches, console, steering, label))
+                writer.finish(await run.play(http, watches, console, steering, label))
             finally:
                 await watches.close()
     return RunFile.read(path)
@@ -102,7 +104,9 @@ class _Run:
         )
         self._header = prepared.header
 
-    async def play(self, watches: Watches, console: Console, steering: Steering, label: str) -> RunEnd:
+    async def play(
+        self, http: aiohttp.ClientSession, watches: Watches, console: Console, steering: Steering, label: str
+    ) -> RunEnd:
         """Play it to its end, or to an early one."""
         header, rules, workers = self._header, self._rules, self._job.settings.workers
         begin = clock() + LEAD
@@ -133,6 +137,9 @@ class _Run:
                 asyncio.create_task(self._mind(state, players, progress, steering.stop)),
                 asyncio.create_task(own.run()),
             ]
+            if self._job.facts.kind == "paged-engine":
+                trace = Path(self._job.settings.file).stem
+                helpers.append(asyncio.create_task(announce(state, http, self._target.url, trace)))
             try:
                 figures = await players.play(self._job, begin, begin - self._before, rules.last_turn)
                 end = max(begin, clock())  # it may be stopped before it began
