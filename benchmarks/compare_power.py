@@ -32,7 +32,7 @@ from benchmarks.options import check_file
 from benchmarks.report import machine
 from loadgen.commands.compare import REPEATS
 from loadgen.engine_process import EngineProcess, EngineStartError
-from loadgen.experiments.compare import Verdict
+from loadgen.experiments.compare import LEAST_REPEATS, Verdict
 from loadgen.experiments.statistics import repeats_needed
 from loadgen.experiments.tables import findings
 
@@ -190,8 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0: both kinds were right in nine of ten comparisons or more; 1: not; 3: an engine or a comparison failed."""
     parser = make_parser()
     options = parser.parse_args(argv)
-    if min(options.comparisons, options.threads, options.requests, options.tokens) < 1 or options.repeats < 2:
-        parser.error("expected numbers above 0, and at least 2 --repeats")
+    if (
+        min(options.comparisons, options.threads, options.requests, options.tokens) < 1
+        or options.repeats < LEAST_REPEATS
+    ):
+        parser.error(f"expected numbers above 0, and at least {LEAST_REPEATS} --repeats")
     if not options.slower > 0:
         parser.error(f"--slower: expected a number above 0, got {options.slower:g}")
     check_file(parser, "--json", options.json)

@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
         "--repeats",
         positive_int,
         REPEATS,
-        f"runs of each side, in turn (default: {REPEATS}; 1: no verdict)",
+        f"runs of each side, in turn (default: {REPEATS}; a verdict takes 3)",
         metavar="N",
     )
     add("--out", Path, None, "keep every run's file in FOLDER, for report and diff", metavar="FOLDER")

@@ -8,6 +8,7 @@ A's of the same request, which no single odd request moves; for the rest it is o
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from loadgen.results.run_file import RunFile
 
 Measure = Callable[[Side, int, Path], Awaitable[RunFile]]
 FIVE_PERCENT = 0.05
+LEAST_REPEATS = 3  # two have an interval too, of which the ends differ by some powers of ten
+_NUMBERS = re.compile(r"[\d.,]+")
 PARTS = ("summary", "engine", "settings")  # whose numbers have ratios
 Key = tuple[int, int]  # a session's place in the trace, and a turn of it
 
@@ -162,7 +165,7 @@ def verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
     for figure in figures:
         values = [repeat.changes[figure.name] for repeat in repeats]
         told = [value for value in values if value is not None]
-        if len(told) == len(values) >= 2:
+        if len(told) == len(values) >= LEAST_REPEATS:
             means[figure] = Mean.of(told)
     # Equal to the last digit in every repeat is no test that could fail: it takes nothing from the others.
     tested = [figure for figure, mean in means.items() if mean.value or mean.error]
@@ -217,7 +220,7 @@ def _same(value: float) -> float:
 def _untold(values: Sequence[float | None]) -> str:
     lacking = sum(value is None for value in values)
     if not lacking:
-        return "one repeat: nothing is known of its uncertainty"
+        return f"fewer than {LEAST_REPEATS} repeats tell too little of its uncertainty"
     if lacking == len(values):
         return "a side has none, or it is among its failed requests"
     return f"in {lacking} of {len(values)} repeats a side has none, or it is among its failed requests"
@@ -229,8 +232,23 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def typical(documents: Sequence[Document]) -> Document:
-    """A side's figures as one document: the median over its repeats of every number, and what else the first has."""
-    return _typical(documents)  # type: ignore[no-any-return]
+    """A side's figures as one document: the median over its repeats of every number, and what else the first has.
+
+    Warnings and notes are those of all, told once where they differ in numbers alone.
+    """
+    told = {part: _told_once([document.get(part, ()) for document in documents]) for part in ("warnings", "notes")}
+    return {**_typical(documents), **{part: lines for part, lines in told.items() if part in documents[0]}}
+
+
+def _told_once(lines_of_each: Sequence[Sequence[str]]) -> list[str]:
+    kinds: dict[str, list[str]] = {}
+    for lines in lines_of_each:
+        for line in lines:
+            kinds.setdefault(_NUMBERS.sub("#", line), []).append(line)
+    return [
+        first if not others else f"{first} (the like in {len(others)} more of {len(lines_of_each)} repeats)"
+        for first, *others in kinds.values()
+    ]
 
 
 def _typical(values: Sequence[Any]) -> Any:

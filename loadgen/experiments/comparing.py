@@ -51,7 +51,9 @@ async def _measure(
     """Fill `runs`; what ended it early, if anything was measured before. Else that is raised."""
 
     async def measure(side: Side, repeat: int, path: Path) -> RunFile:
-        return await bench.measure(side.settings, path, side.name if repeats == 1 else f"{side.name} #{repeat}")
+        return await bench.measure(
+            side.settings, path, side.name if repeats == 1 else f"{side.name} {repeat}/{repeats}"
+        )
 
     try:
         if repeats > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.experiments.compare import FIGURES, Verdict
+from loadgen.experiments.compare import FIGURES, LEAST_REPEATS, Verdict
 from loadgen.experiments.statistics import ERROR_RATE
 from loadgen.results.tables import Table, text
 
@@ -20,7 +20,7 @@ def findings(verdicts: Sequence[Verdict], names: tuple[str, str]) -> list[str]:
     alike = [verdict for verdict in told if not verdict.differs]
     lines = []
     if not told:
-        lines.append("No verdict: one repeat tells nothing of its uncertainty. Ask for more --repeats.")
+        lines.append(f"No verdict: fewer than {LEAST_REPEATS} repeats tell too little. Ask for more --repeats.")
     elif not differing:
         lines.append(f"No difference found between {a} and {b}.")
     else:
@@ -43,7 +43,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
             "-" if verdict.change is None else _signed(verdict, verdict.change),
             "-" if verdict.low is None else _range(verdict, signed=True),
             text(verdict.differs),
-            f"{_percent(verdict.found_from)} %" if verdict.found_from else "-",
+            _smallest(verdict.found_from),
         )
         for verdict in verdicts
     )
@@ -53,7 +53,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def explanation(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: int) -> str:
     """What the columns of `verdict_table` are."""
     told = [f"A: {names[0]}. B: {names[1]}."]
-    if repeats > 1:
+    if repeats >= LEAST_REPEATS:
         told += [
             f"A and B are medians of {repeats} repeats; changes are taken within a repeat, and of the same requests",
             "where no percentile is named. between: by t over the repeats. differs: all of these together err between",
@@ -74,6 +74,12 @@ def _percent(share: float) -> str:
     """With a digit after the point where it is small."""
     size = abs(share) * 100
     return f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
+
+
+def _smallest(change: float | None) -> str:
+    if not change:
+        return "-"
+    return f"{_percent(change)} %" if change < 1 else f"x {1 + change:.3g}"
 
 
 def _as_times(verdict: Verdict) -> bool:

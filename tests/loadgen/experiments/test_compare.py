@@ -113,11 +113,12 @@ async def test_error_rates_from_files_to_verdicts(tmp_path: Path, slower: float,
     assert holds >= 27
 
 
-async def test_one_repeat_gives_ratios_and_no_verdict(tmp_path: Path) -> None:
-    (verdict, *_) = verdicts(await measured(tmp_path, 1, slower=2.0))
+@pytest.mark.parametrize("repeats", [1, 2])
+async def test_too_few_repeats_give_ratios_and_no_verdict(tmp_path: Path, repeats: int) -> None:
+    (verdict, *_) = verdicts(await measured(tmp_path, repeats, slower=2.0))
     assert (verdict.differs, verdict.low) == (None, None)
     assert verdict.change is not None
-    assert verdict.untold == "one repeat: nothing is known of its uncertainty"
+    assert verdict.untold == "fewer than 3 repeats tell too little of its uncertainty"
 
 
 async def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
@@ -184,6 +185,18 @@ def test_a_typical_document_has_the_median_of_every_number() -> None:
         "list": [1],
         "deep": {"y": 2.0},
         "late": 7.0,
+    }
+
+
+def test_a_side_tells_what_is_alike_once() -> None:
+    documents = [
+        {"warnings": ["late by 3.5 ms"], "notes": []},
+        {"warnings": ["late by 12 ms", "torn"], "notes": ["First failure: x"]},
+        {"warnings": [], "notes": ["First failure: x"]},
+    ]
+    assert typical(documents) == {
+        "warnings": ["late by 3.5 ms (the like in 1 more of 3 repeats)", "torn"],
+        "notes": ["First failure: x (the like in 1 more of 3 repeats)"],
     }
 
 

@@ -73,9 +73,9 @@ def test_no_difference_is_no_proof_of_none() -> None:
     ]
 
 
-def test_one_repeat_has_no_verdict() -> None:
+def test_too_few_repeats_have_no_verdict() -> None:
     (line,) = findings([UNTOLD], NAMES)
-    assert line.startswith("No verdict: one repeat")
+    assert line.startswith("No verdict: fewer than 3 repeats")
 
 
 def test_the_table_has_a_line_for_each_figure() -> None:
