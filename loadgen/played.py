@@ -16,7 +16,7 @@ from loadgen.needs import Needs
 from loadgen.settings import Settings
 from loadgen.traces.formats import Format, TimeUnit, TraceFile, open_trace
 from loadgen.traces.model import Header, Session, TraceError
-from loadgen.traces.scale import fit, scaled, scaled_header
+from loadgen.traces.scale import fit, scaled, scaled_header, tokens_of
 
 SAY_EVERY = 5.0  # seconds
 
@@ -59,6 +59,7 @@ class Survey:
 
     sessions: int
     turns: int
+    longest: int  # tokens of a request, prompt and answer together, as far as the trace tells
     left_out: int  # sessions, for the server's context
     trace: TraceFile
     needs: Needs
@@ -67,7 +68,7 @@ class Survey:
 def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) -> Survey:
     """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
     trace, arrivals = trace_of(settings), parse_arrivals(settings.arrivals, settings.seed)
-    sessions = turns = 0
+    sessions = turns = longest = 0
     needs = Needs(settings)
     said = time.monotonic()
     seen = 0
@@ -79,6 +80,7 @@ def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) ->
             )
         sessions += 1
         turns += len(session.turns)
+        longest = max(longest, max(map(tokens_of, session.turns)))
         needs.add(session)
         if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
@@ -88,4 +90,4 @@ def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) ->
     left_out = seen - sessions
     if settings.sessions is not None and settings.sessions > seen and not left_out:
         raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions} sessions")
-    return Survey(sessions, turns, left_out, trace, needs)
+    return Survey(sessions, turns, longest, left_out, trace, needs)

@@ -55,8 +55,10 @@ async def prepare(
     settings: Settings, target: Target, http: aiohttp.ClientSession, label: str, say: Callable[[str], None]
 ) -> Prepared:
     """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`."""
+    found = await asyncio.to_thread(survey, settings, None, say)  # what is wrong with the file needs no server
     facts = await find_server(http, target.url, settings.model)
-    found = await asyncio.to_thread(survey, settings, facts.max_model_len, say)
+    if facts.max_model_len is not None and found.longest > facts.max_model_len:
+        found = await asyncio.to_thread(survey, settings, facts.max_model_len, say)
     header = header_of(found.trace, settings)
     if settings.control:
         await set_control(http, target.url, settings.control)

@@ -44,6 +44,8 @@ class Watches:
                 if lost := engine["records_lost"]:
                     notes.append(f"{lost} step records were lost: means and peaks of the engine lack them.")
         server = None if self.server is None else await self.server.finish()
+        if self.engine is None and server is None:
+            notes.append("The server has neither /engine/snapshot nor /metrics: there are no figures of its own.")
         return {"engine": engine, "moments": moments, "server": server}
 
     async def close(self) -> None:

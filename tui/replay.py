@@ -136,7 +136,7 @@ class Replay:
             self.log_path = Path(name)
             self._log = os.fdopen(descriptor, "w", encoding="utf-8")
             limit = ["--sessions", str(sessions)] if sessions else []
-            options = ["--url", url, "--speed", f"{self.speed:g}", "--steer", *limit]
+            options = ["--url", url, "--speed", f"{self.speed:g}", "--steer", "--no-probe", *limit]
             self._started = self._clock()
             program = [*command("loadgen", "loadgen.cli"), "replay", str(self.trace), *options]
             self._child = await Child.start(program, self._hear, steered=True)
