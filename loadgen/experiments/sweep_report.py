@@ -14,32 +14,38 @@ from loadgen.results.tables import Table, text
 HEIGHT = 14
 
 
-def sweep_table(found: Found, over: Over) -> Table:
-    """A line for each load."""
-    limits = any(point.goodput is not None for point in found.points)
-    columns = [str(over), "turns/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "E2E p50", "p99", "failed"]
-    rows = []
-    for point in found.points:
-        summary = point.document["summary"]
-        ttft, e2el = ("ttft", "e2el") if over is Over.CONCURRENCY else ("ttft_scheduled", "e2el_scheduled")
-        row = [
-            f"{point.load:g}",
-            text(summary["request_throughput"]),
-            text(summary["output_throughput"]),
-            text(summary[f"p50_{ttft}_ms"]),
-            text(summary[f"p99_{ttft}_ms"]),
-            text(summary["p50_tpot_ms"]),
-            text(summary[f"p50_{e2el}_ms"]),
-            text(summary[f"p99_{e2el}_ms"]),
-            text(summary["failed"]),
-        ]
-        if limits:
-            row += [text(summary["slo_attainment"], "attainment"), text(summary["goodput"])]
-        rows.append(tuple(row))
-    if limits:
-        columns += ["in limits", "goodput"]
-    since = "sending" if over is Over.CONCURRENCY else "schedule"
-    return Table(f"Sweep over {over} ({over.unit})", tuple(rows), tuple(columns), (f"Latencies in ms, from {since}.",))
+def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
+    """A line for each load; fewer columns where it is `narrow`."""
+    ttft, e2el = _latencies(over)
+    columns = [
+        ("turns", "request_throughput"),
+        ("tokens", "output_throughput"),
+        ("TTFT", f"p50_{ttft}_ms"),
+        ("p99", f"p99_{ttft}_ms"),
+        ("TPOT", "p50_tpot_ms"),
+        ("E2E", f"p50_{e2el}_ms"),
+        ("p99", f"p99_{e2el}_ms"),
+        ("failed", "failed"),
+    ]
+    if narrow:
+        columns = [column for column in columns if column[0] not in ("tokens", "TPOT")]
+    caption = ["turns, tokens: per second. TTFT, TPOT, E2E: p50 in ms, each p99 is of what is before it,"]
+    caption.append("from sending." if over is Over.CONCURRENCY else "from schedule.")
+    if any(point.goodput is not None for point in found.points):
+        columns += [("within", "slo_attainment"), ("good", "goodput")]
+        caption.append("within: of the turns, those within the limits; good: those per second.")
+    rows = tuple(
+        (f"{point.load:g}", *(text(point.document["summary"][name], name) for _, name in columns))
+        for point in found.points
+    )
+    return Table(
+        f"Sweep over {over} ({over.unit})", rows, (str(over), *(title for title, _ in columns)), tuple(caption)
+    )
+
+
+def _latencies(over: Over) -> tuple[str, str]:
+    """Under a cap on requests in flight the rest waits in the client, for as long as there are any."""
+    return ("ttft", "e2el") if over is Over.CONCURRENCY else ("ttft_scheduled", "e2el_scheduled")
 
 
 def sentences(found: Found, over: Over) -> list[str]:
@@ -80,7 +86,7 @@ def _peak(peak: Peak | None, over: Over) -> str:
 
 def draw(found: Found, over: Over, width: int, color: bool) -> Iterator[Text]:
     """Latency, and throughput with goodput, over the load; the knee is a line across both."""
-    ttft, e2el = ("ttft", "e2el") if over is Over.CONCURRENCY else ("ttft_scheduled", "e2el_scheduled")
+    ttft, e2el = _latencies(over)
 
     def picture(title: str, *lines: tuple[str, Callable[[Point], float | None]]) -> Text | None:
         plotext.clear_figure()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from loadgen.experiments.sweep import (
 from loadgen.experiments.sweep_report import draw, sentences, sweep_table
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.output import check_writable, write_json
-from loadgen.results.report import WIDEST_PLOT, rich_table
+from loadgen.results.report import WIDE, WIDEST_PLOT, rich_table
 from loadgen.results.run_file import ResultError, RunFile
 from loadgen.server import ServerError
 from loadgen.settings import Settings
@@ -136,11 +135,11 @@ def _report(
     try:
         if stopped:
             out.print("Interrupted: these are the loads that were measured whole.")
-        out.print(rich_table(sweep_table(found, plan.over)))
+        out.print(rich_table(sweep_table(found, plan.over, narrow=out.width < WIDE)))
         if not arguments.no_plots:
             for picture in draw(found, plan.over, min(out.width, WIDEST_PLOT), out.is_terminal):
                 out.print(picture)
-        for line in (*_warnings(found.points), *sentences(found, plan.over), f"Conditions: {_conditions(plan)}."):
+        for line in (*_warnings(runs, points), *sentences(found, plan.over), f"Conditions: {_conditions(plan)}."):
             out.print(line, markup=False, highlight=False)
     finally:
         if arguments.json is not None:
@@ -150,11 +149,14 @@ def _report(
     return EXIT_INTERRUPTED if stopped else max(map(exit_code, runs.values()))
 
 
-def _warnings(points: Sequence[Point]) -> list[str]:
-    """Of each run, and of those that had not enough sessions for the time that was asked for."""
+def _warnings(runs: dict[float, RunFile], points: dict[float, Point]) -> list[str]:
+    """Of each run, and of those for which the trace was too short."""
     told = []
-    for point in points:
-        told += [f"Warning: load {point.load:g}: {warning}" for warning in point.document["warnings"]]
+    for load, run in sorted(runs.items()):
+        told += [f"Warning: load {load:g}: {warning}" for warning in points[load].document["warnings"]]
+        if run.header.settings.until and run.end is not None and run.end.stopped_by is None:
+            ends = ", ".join(run.header.settings.until)
+            told.append(f"Warning: load {load:g}: the trace had ended before {ends}; a longer one tells more.")
     return told
 
 

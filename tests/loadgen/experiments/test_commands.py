@@ -157,17 +157,21 @@ async def test_a_sweep_goes_on_with_its_folder(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"users-1.jsonl", "users-2.jsonl", "users-4.jsonl"}
     assert "Sweep over users" in out
     assert "Most goodput:" in out
+    assert "the trace had ended" not in out  # it was to be played to its end
 
 
 async def test_a_sweep_searches_for_the_most_goodput(tmp_path: Path) -> None:
     """Every request meets the limits, so that more users are better as far as the search may go."""
     trace, out_file = write_trace(tmp_path / "t.jsonl", sessions=16), tmp_path / "out.json"
     async with GoldenServer(as_asked(0.05, 0.01)) as server:
-        code, _, err = await loadgen(
+        code, out, err = await loadgen(
             *("sweep", trace, "--url", server.url, "--over", "users", "--values", "1", "--requests", 8),
             *("--slo", "e2e=60s", "--search", 2, "--json", out_file),
         )
-    assert code == 0, err
+        assert code == 0, err
+        assert "the trace had ended" not in out
+        _, out, _ = await loadgen("sweep", trace, "--url", server.url, "--values", "500", "--for", "60s")
+        assert "Warning: load 500: the trace had ended before time=60s" in out
     document = json.loads(out_file.read_text())
     assert [point["load"] for point in document["points"]] == [1, 2, 4]
     assert [point["summary"]["completed"] for point in document["points"]] == [8, 8, 8]

@@ -24,8 +24,10 @@ def test_the_table_has_a_line_for_each_load(tmp_path: Path) -> None:
     plain = sweep_table(find([point(tmp_path, load) for load in (2.0, 1.0)]), Over.RATE)
     assert [row[0] for row in plain.rows] == ["1", "2"]
     limited = sweep_table(find([point(tmp_path, load, "ttft=1s") for load in (3.0, 4.5)]), Over.RATE)
-    assert limited.columns[-2:] == ("in limits", "goodput")
-    for table in (plain, limited):
+    assert limited.columns[-2:] == ("within", "good")
+    narrow = sweep_table(find([point(tmp_path, 5.0)]), Over.CONCURRENCY, narrow=True)
+    assert len(narrow.columns) == len(plain.columns) - 2
+    for table in (plain, limited, narrow):
         assert all(len(row) == len(table.columns) for row in table.rows)
 
 
