@@ -29,17 +29,17 @@ def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
     ]
     if narrow:
         columns = [column for column in columns if column[0] not in ("tokens", "TPOT")]
-    caption = ["turns, tokens: per second. TTFT, TPOT, E2E: p50 in ms, each p99 is of what is before it,"]
-    caption.append("from sending." if over is Over.CONCURRENCY else "from schedule.")
+    since = "sending" if over is Over.CONCURRENCY else "schedule"
+    caption = [f"turns, tokens: per second. TTFT, TPOT, E2E: p50 in ms from {since}; p99: of what is before it."]
     if any(point.goodput is not None for point in found.points):
         columns += [("within", "slo_attainment"), ("good", "goodput")]
-        caption.append("within: of the turns, those within the limits; good: those per second.")
+        caption.append("within: the share of turns within the limits; good: those turns per second.")
     rows = tuple(
         (f"{point.load:g}", *(text(point.document["summary"][name], name) for _, name in columns))
         for point in found.points
     )
     return Table(
-        f"Sweep over {over} ({over.unit})", rows, (str(over), *(title for title, _ in columns)), tuple(caption)
+        f"Sweep over {over} ({over.unit})", rows, (str(over), *(title for title, _ in columns)), (" ".join(caption),)
     )
 
 
