@@ -141,7 +141,7 @@ def print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
 
 def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console) -> None:
     told = verdicts(repeats)
-    print_side_by_side([found["a"], found["b"]], names, out)
+    print_side_by_side([found["a"], found["b"]], names, out, ratio=True)
     out.print(rich_table(verdict_table(told)))
     out.print(explanation(told, names, len(repeats)), markup=False, highlight=False)
     for line in findings(told, names):

@@ -70,11 +70,13 @@ def print_notes(document: Document, console: Console, side: str = "") -> None:
     _say((note if note.startswith("First '") else f"Note: {note}" for note in document["notes"]), console, side=side)
 
 
-def print_side_by_side(documents: Sequence[Document], names: Sequence[str], console: Console) -> None:
-    """Runs that are no repeats, a column each, with the warnings and notes of each."""
+def print_side_by_side(
+    documents: Sequence[Document], names: Sequence[str], console: Console, ratio: bool = False
+) -> None:
+    """Runs that are no repeats, a column each, with the warnings and notes of each; with `ratio` that of two."""
     for name, document in zip(names, documents, strict=True):
         print_warnings(document, console, f"{name}: ")
-    for table in fitting(side_by_side(documents, names), console):
+    for table in fitting(side_by_side(documents, names, ratio), console):
         console.print(table)
     for name, document in zip(names, documents, strict=True):
         print_notes(document, console, f"{name}: ")

@@ -336,15 +336,23 @@ def agreement_table(document: Document) -> Table | None:
     return Table("Tokens, counted by both", rows, ("", "client", "server", ""), caption)
 
 
-def side_by_side(documents: Sequence[Document], names: Sequence[str]) -> Table:
-    """Several runs' main figures, a column each."""
+def side_by_side(documents: Sequence[Document], names: Sequence[str], ratio: bool = False) -> Table:
+    """Several runs' main figures, a column each, and with `ratio` one of the second of two / the first."""
     rows = []
     for part, name, title in _COMPARED:
         values = [(document[part] or {}).get(name) for document in documents]
         if all(value is None for value in values) or (name in ONLY_IF_ANY and not any(values)):
             continue
-        rows.append((title, *(text(value, name) for value in values)))
-    return Table("Side by side", tuple(rows), ("", *names))
+        rows.append((title, *(text(value, name) for value in values), *((_times(*values),) if ratio else ())))
+    return Table("Side by side", tuple(rows), ("", *names, *(("ratio",) if ratio else ())))
+
+
+def _times(before: Any, after: Any) -> str:
+    """A ratio with two digits at least: one that is small is not 0."""
+    if not isinstance(before, int | float) or not isinstance(after, int | float) or not before:
+        return "-"
+    quotient = after / before
+    return f"{quotient:.2g}x" if 0 < abs(quotient) < 0.1 else f"{quotient:,.2f}x"
 
 
 _COMPARED = (

@@ -80,6 +80,7 @@ async def test_compare_finds_the_slower_server(tmp_path: Path) -> None:
     assert document["ratio"]["summary"]["total_output_tokens"] == 1
     assert len(document["repeats"]) == 3
     assert "Side by side" in out
+    assert "1.00x" in out  # of the tokens and turns
     assert "B against A" in out
     assert "slow differs from quick:" in out
     assert "emptied before each run" in document["conditions"]
