@@ -9,8 +9,9 @@ STAMP := $(VENV)/.paged-top-$(shell pwd | cksum | cut -d' ' -f1)
 demo: setup
 	$(BIN)/paged-top --demo
 
+# A process for each of two cores; each takes a file at a time, in order, so that what a file starts is started once.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # 200,000 steps of the state machine, and every prompt of the beam oracle: some minutes.
 nightly: setup
@@ -35,6 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 screenshots: setup
 	$(BIN)/python -m docs.screenshots
 	$(BIN)/python -m docs.terminals
+	$(BIN)/python -m docs.load_run
 
 clean:
 	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMP)

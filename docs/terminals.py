@@ -33,32 +33,32 @@ def main() -> None:
         for term, width, height in TERMINALS:
             clean = f"env -u COLORTERM -u NO_COLOR TERM={term}"
             size = ["-x", str(width), "-y", str(height)]
-            _tmux("-f", "/dev/null", "new-session", "-d", "-s", term, *size, f"cd {FOLDER.parent}; {clean} {program}")
+            tmux("-f", "/dev/null", "new-session", "-d", "-s", term, *size, f"cd {FOLDER.parent}; {clean} {program}")
             path = FOLDER / f"terminal-{term}.svg"
-            path.write_text(_picture(_screen(term, f"step {step}"), width, f"TERM={term}"), encoding="utf-8")
+            path.write_text(picture(screen(term, f"step {step}"), width, f"TERM={term}"), encoding="utf-8")
             print(path)
     finally:
-        _tmux("kill-server")
+        tmux("kill-server")
 
 
-def _screen(session: str, words: str, patience: float = 60.0) -> str:
+def screen(session: str, words: str, patience: float = 60.0) -> str:
     """What the terminal shows, once it has shown some words: text with its escape sequences."""
     until = time.monotonic() + patience
-    while words not in _tmux("capture-pane", "-p", "-t", f"{session}:"):
+    while words not in tmux("capture-pane", "-p", "-t", f"{session}:"):
         if time.monotonic() > until:
             raise SystemExit(f"{session}: no {words!r} within {patience:.0f} s")
         time.sleep(0.2)
     time.sleep(1)  # the rest of the frame
-    return _tmux("capture-pane", "-e", "-p", "-t", f"{session}:")
+    return tmux("capture-pane", "-e", "-p", "-t", f"{session}:")
 
 
-def _picture(text: str, width: int, title: str) -> str:
+def picture(text: str, width: int, title: str) -> str:
     console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
     return without_net(console.export_svg(title=title, theme=_XTERM))
 
 
-def _tmux(*arguments: str) -> str:
+def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", "-L", _SOCKET, *arguments], capture_output=True, text=True, check=False).stdout
 
 
