@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,3 +112,12 @@ def make_case(
 @pytest.fixture(scope="session")
 def case_of():
     return make_case
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """Even in a process whose share is one core: how threads divide the work is part of what is checked."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

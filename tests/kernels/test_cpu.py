@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kernels import cpu, cpu_kernel, thread_pool
 from kernels.attention import warm_up
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 TOLERANCES = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-5},  # soft caps go through a tanh: 7e-6 was seen
     torch.float16: {"atol": 1e-3, "rtol": 2e-3},

@@ -19,6 +19,7 @@ from kernels.cpu_elementwise import (
 )
 from kernels.cpu_vectors import FLOAT32
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [1, 2, 63, 64, 65, 200]
 

@@ -19,7 +19,10 @@ from kernels.cpu_product import CHUNK_ROWS, product_call, product_worker
 from kernels.cpu_vectors import FLOAT32
 
 DTYPES = [dtype for dtype in KINDS if cpu_float_tile.multiplies(dtype)]
-pytestmark = pytest.mark.skipif(not DTYPES, reason="this processor has no compiled products")
+pytestmark = [
+    pytest.mark.skipif(not DTYPES, reason="this processor has no compiled products"),
+    pytest.mark.usefixtures("two_threads"),
+]
 ROWS = [*range(1, TILE_ROWS + 2), 64, CHUNK_ROWS - 1, CHUNK_ROWS + 1, 2 * CHUNK_ROWS + 5]
 
 

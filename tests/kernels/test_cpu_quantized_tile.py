@@ -18,6 +18,7 @@ from kernels.cpu_quantized_tile import TILE_ROWS, block_bytes, missing_features,
 from kernels.quantized_blocks import BLOCK, ZERO, quantize
 from tests.kernels.unpacked import unpack_blocks
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 needs_vnni = pytest.mark.skipif(bool(missing_features()), reason="this processor has no AVX512-VNNI")
 
 
