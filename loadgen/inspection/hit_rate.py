@@ -72,7 +72,7 @@ class KnownPieces:
             part = self._short.pop(keys[at], 0)
             whole.update(keys[at:end])
         if short:
-            known = 0 if at < end else short if keys[end] in whole else self._short.get(keys[end], 0)
+            known = short if keys[end] in whole else self._short.get(keys[end], 0)
             if known >= short:
                 return at + 1, 0
             self._short[keys[end]] = short

@@ -21,10 +21,10 @@ def meter(times: list[float], parts: int = 1) -> Burstiness:
     return found
 
 
-@given(ticks, st.integers(1, 5))
-def test_gaps_and_windows_are_those_of_all_arrivals(gaps: list[int], parts: int) -> None:
+@given(ticks, st.integers(1, 5), st.integers(0, 1000))
+def test_gaps_and_windows_are_those_of_all_arrivals(gaps: list[int], parts: int, first: int) -> None:
     times = np.cumsum([0, *gaps]) / 64  # whole numbers of them are exact in every window that is one
-    found = meter(times.tolist(), parts)
+    found = meter((times + first / 64).tolist(), parts)
     assert (found.arrivals, found.seconds, found.at_once) == (len(times), times[-1], gaps.count(0))
     assert found.gaps is not None
     assert found.gaps.mean == pytest.approx(np.diff(times).mean())
