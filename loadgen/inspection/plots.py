@@ -126,9 +126,9 @@ def linear_ticks(highest: float, most: int) -> list[float]:
     """Round numbers from 0 on, at most so many."""
     if highest <= 0:
         return [0.0]
-    step = 10.0 ** math.floor(math.log10(highest / most))
-    factor = next(factor for factor in (1, 2, 5, 10, 20) if highest / (step * factor) < most)
-    return [number * step * factor for number in range(math.floor(highest / (step * factor)) + 1)]
+    decade = 10.0 ** math.floor(math.log10(highest / most))
+    step = next(step for factor in (1, 2, 5, 10, 20) if highest / (step := decade * factor) < most)
+    return [number * step for number in range(math.floor(highest / step) + 1)]
 
 
 def logarithmic_ticks(lowest: float, highest: float, most: int) -> list[float]:

@@ -170,7 +170,10 @@ def test_ctrl_c_tells_what_was_read_so_far(
     assert file["statistics"]["lengths"]["requests"] == 1024
 
 
-def test_ctrl_c_again_ends_it_at_once(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_again_ends_it_at_once(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(command, "ReadingProgress", Interrupting)
     monkeypatch.setattr(Interrupting, "presses", 2)
     assert main(["inspect", str(trace)]) == EXIT_INTERRUPTED
+    assert capsys.readouterr().out == ""
