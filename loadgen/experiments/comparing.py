@@ -10,8 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
-from loadgen.engine_process import EngineStartError
-from loadgen.engine_watch import EngineError
 from loadgen.experiments.compare import Repeat, comparison, interleaved, read_repeat, verdicts
 from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
 from loadgen.experiments.sides import Side
@@ -19,14 +17,10 @@ from loadgen.experiments.tables import explanation, findings, verdict_table
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import Document, document
 from loadgen.results.output import OutputError, check_writable, write_json
-from loadgen.results.report import print_report, print_side_by_side, rich_table
+from loadgen.results.report import print_notes, print_report, print_side_by_side, rich_table
 from loadgen.results.run_file import RunFile
-from loadgen.server import ServerError
-from loadgen.text.tokenizer import TokenizerError
-from loadgen.workers import WorkerError
 
 Sides = tuple[Side, Side]
-Runs = tuple[list[RunFile], list[RunFile]]
 
 
 async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
@@ -39,37 +33,28 @@ async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interr
         if there := next((path for path in folder.glob("[ab]-*.jsonl")), None):
             raise OutputError(f"--out {folder}: {there.name} is there already; name another folder")
         warm = {side.settings.url for side in sides if side.settings.url and not await bench.forgets(side.settings.url)}
-        runs: Runs = ([], [])
-        problem = await _measure(sides, repeats, folder, bench, interrupt, warm, runs)
-        conditions = conditions_of(sides, warm, repeats)
-        return _report(sides, runs, conditions, problem, bench.stopped, arguments)
+        runs: list[tuple[int, RunFile]] = []  # which side each is of
+        with bench.keeping(runs) as problems:
+            if repeats > 1:
+                await _warm_up(sides, folder, bench, warm)
+            await _measure(sides, repeats, folder, bench, runs)
+        _report(sides, runs, conditions_of(sides, warm, repeats), bench.stopped, arguments)
+        if problems:
+            raise problems[0]
+        return EXIT_INTERRUPTED if bench.stopped else max(exit_code(run) for _, run in runs)
 
 
-async def _measure(
-    sides: Sides, repeats: int, folder: Path, bench: Bench, interrupt: Interrupt, warm: Collection[str], runs: Runs
-) -> Exception | None:
-    """Fill `runs`; what ended it early, if anything was measured before. Else that is raised."""
+async def _measure(sides: Sides, repeats: int, folder: Path, bench: Bench, runs: list[tuple[int, RunFile]]) -> None:
+    """Add to `runs` until all are measured, or one ends early."""
 
     async def measure(side: Side, repeat: int, path: Path) -> RunFile:
-        return await bench.measure(
-            side.settings, path, side.name if repeats == 1 else f"{side.name} {repeat}/{repeats}"
-        )
+        label = side.name if repeats == 1 else f"{side.name} {repeat}/{repeats}"
+        return await bench.measure(side.settings, path, label)
 
-    try:
-        if repeats > 1:
-            await _warm_up(sides, folder, bench, warm)
-        async for index, run in interleaved(sides, repeats, folder, measure):
-            runs[index].append(run)
-            if bench.stopped or not came_to_its_end(run):
-                break
-    except (ServerError, EngineError, EngineStartError, TokenizerError, WorkerError) as error:
-        if not any(runs):
-            raise
-        return error
-    except asyncio.CancelledError:  # Ctrl-C between two runs
-        if interrupt.again or not any(runs):
-            raise
-    return None
+    async for index, run in interleaved(sides, repeats, folder, measure):
+        runs.append((index, run))
+        if bench.stopped or not came_to_its_end(run):
+            break
 
 
 async def _warm_up(sides: Sides, folder: Path, bench: Bench, warm: Collection[str]) -> None:
@@ -104,35 +89,29 @@ def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
 
 
 def _report(
-    sides: Sides,
-    runs: Runs,
-    conditions: str,
-    problem: Exception | None,
-    stopped: bool,
-    arguments: argparse.Namespace,
-) -> int:
+    sides: Sides, runs: Sequence[tuple[int, RunFile]], conditions: str, stopped: bool, arguments: argparse.Namespace
+) -> None:
     """Verdicts, tables and the JSON that was asked for, also when nobody reads the tables to their end."""
     names = (sides[0].name, sides[1].name)
-    pairs = list(zip(*runs, strict=False))
+    a, b = ([run for index, run in runs if index == side] for side in (0, 1))
+    pairs = list(zip(a, b, strict=False))
     whole = [pair for pair in pairs if all(map(came_to_its_end, pair))]
-    repeats = [read_repeat(a, b) for a, b in whole or pairs[:1]]
-    alone = None if repeats else next(run for side in runs for run in side)
-    found = comparison(repeats, conditions, None if alone is None else document([alone]))
+    repeats = [read_repeat(*pair) for pair in whole or pairs[:1]]
+    found = comparison(repeats, conditions, None if repeats else document([a[0]]))
     try:
-        if alone is not None:
-            name = names[0] if runs[0] else names[1]
-            print_alone(alone, name, stopped, not arguments.no_plots)
-        else:
+        if repeats:
             _print(repeats, found, names, stdout())
+            side, last = runs[-1]
+            if whole and not came_to_its_end(last):  # it is in no figure
+                print_notes(document([last]), stdout(), f"{names[side]}, the last run: ")
+        else:
+            _print_alone(a[0], names[0], stopped, not arguments.no_plots)
     finally:
         if arguments.json is not None:
             write_json("--json", arguments.json, found)
-    if problem is not None:
-        raise problem
-    return EXIT_INTERRUPTED if stopped else max(exit_code(run) for side in runs for run in side)
 
 
-def print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
+def _print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
     """The report of the one run that there is."""
     out = stdout()
     out.print(f"{'Interrupted: only' if stopped else 'Only'} {name} was run.", markup=False, highlight=False)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
-from loadgen.engine_process import EngineStartError
-from loadgen.engine_watch import EngineError
 from loadgen.experiments.knee import next_load
 from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
 from loadgen.experiments.sweep import (
@@ -27,13 +24,11 @@ from loadgen.experiments.sweep import (
 )
 from loadgen.experiments.sweep_report import draw, sentences, sweep_table
 from loadgen.options import EXIT_INTERRUPTED
+from loadgen.results.document import document
 from loadgen.results.output import check_writable, write_json
-from loadgen.results.report import WIDE, WIDEST_PLOT, rich_table
+from loadgen.results.report import WIDE, WIDEST_PLOT, print_notes, rich_table
 from loadgen.results.run_file import ResultError, RunFile
-from loadgen.server import ServerError
 from loadgen.settings import Settings
-from loadgen.text.tokenizer import TokenizerError
-from loadgen.workers import WorkerError
 
 PRECISION = 0.1  # of the load with the most goodput
 FURTHEST = 64  # the search goes no further than so many times beyond the loads that were asked for
@@ -57,8 +52,14 @@ async def sweep(plan: Plan, arguments: argparse.Namespace, interrupt: Interrupt)
     with run_folder(arguments.out) as folder:
         runs = held(plan, folder)
         points = {load: read_point(load, run, plan.over) for load, run in runs.items()}
-        problem = await _measure(plan, folder, bench, interrupt, runs, points)
-        return _report(plan, runs, points, problem, bench.stopped, arguments)
+        cut = None
+        with bench.keeping(points) as problems:
+            cut = await _measure(plan, folder, bench, runs, points)
+        _report(plan, runs, points, cut, bench.stopped, arguments)
+        if problems:
+            raise problems[0]
+        codes = [exit_code(run) for run in (*runs.values(), cut) if run is not None]
+        return EXIT_INTERRUPTED if bench.stopped else max(codes)
 
 
 def held(plan: Plan, folder: Path) -> dict[float, RunFile]:
@@ -79,26 +80,17 @@ def held(plan: Plan, folder: Path) -> dict[float, RunFile]:
 
 
 async def _measure(
-    plan: Plan, folder: Path, bench: Bench, interrupt: Interrupt, runs: dict[float, RunFile], points: dict[float, Point]
-) -> Exception | None:
-    """Add to `runs` and `points`; what ended it early, if there are any. Else that is raised."""
-    console = stderr()
+    plan: Plan, folder: Path, bench: Bench, runs: dict[float, RunFile], points: dict[float, Point]
+) -> RunFile | None:
+    """Add to `runs` and `points` until all is measured, or a run ends early: that one is in neither."""
     if points:
-        console.print(f"{len(points)} loads are measured already", highlight=False)
-    try:
-        while not bench.stopped and (load := _next(plan, points)) is not None:
-            label = f"{plan.over} {load:g}"
-            run = await bench.measure(settings_at(plan.base, plan.over, load), path_of(folder, plan.over, load), label)
-            if not came_to_its_end(run):
-                break
-            runs[load], points[load] = run, read_point(load, run, plan.over)
-    except (ServerError, EngineError, EngineStartError, TokenizerError, WorkerError) as error:
-        if not points:
-            raise
-        return error
-    except asyncio.CancelledError:  # Ctrl-C between two runs
-        if interrupt.again or not points:
-            raise
+        stderr().print(f"{len(points)} loads are measured already", highlight=False)
+    while not bench.stopped and (load := _next(plan, points)) is not None:
+        settings, path = settings_at(plan.base, plan.over, load), path_of(folder, plan.over, load)
+        run = await bench.measure(settings, path, f"{plan.over} {load:g}")
+        if not came_to_its_end(run):
+            return run
+        runs[load], points[load] = run, read_point(load, run, plan.over)
     return None
 
 
@@ -125,10 +117,10 @@ def _report(
     plan: Plan,
     runs: dict[float, RunFile],
     points: dict[float, Point],
-    problem: Exception | None,
+    cut: RunFile | None,
     stopped: bool,
     arguments: argparse.Namespace,
-) -> int:
+) -> None:
     """Table, plots, sentences and the JSON that was asked for, also when nobody reads the table to its end."""
     found = find(list(points.values()))
     out = stdout()
@@ -141,12 +133,11 @@ def _report(
                 out.print(picture)
         for line in (*_warnings(runs, points), *sentences(found, plan.over), f"Conditions: {_conditions(plan)}."):
             out.print(line, markup=False, highlight=False)
+        if cut is not None:
+            print_notes(document([cut]), out, f"{cut.header.label}, in no figure: ")
     finally:
         if arguments.json is not None:
             write_json("--json", arguments.json, sweep_document(found, plan.over, _conditions(plan)))
-    if problem is not None:
-        raise problem
-    return EXIT_INTERRUPTED if stopped else max(map(exit_code, runs.values()))
 
 
 def _warnings(runs: dict[float, RunFile], points: dict[float, Point]) -> list[str]:
