@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -265,6 +266,7 @@ def as_asked(first: float, gap: float, per_chunk: int = 1) -> Callable[[dict[str
 
 async def serve(port: int, script_of: Callable[[dict[str, Any]], Script]) -> None:
     """Until the process is ended."""
+    gc.disable()  # a collection is a pause between two writes
     server = GoldenServer(script_of)
     await server.start(port)
     print(server.url, flush=True)
