@@ -58,6 +58,7 @@ WRITERS: dict[Format, type[Writer]] = {
 }
 LATEST = 1e9  # seconds after the first arrival
 SHOWN = 5  # bad lines whose text is kept
+LONGEST = 400  # letters of what is told of a line, which may quote a cell of any length
 PROBED = 20  # lines that are looked at to tell the format
 
 # The fields that only lines of the format have all of, the most particular first.
@@ -89,7 +90,8 @@ def explain(error: Exception) -> str:
     match = _PATH.match(text)
     if match:
         text = f"{match['path']}: {match['what']}"
-    return text.replace("`", "")
+    text = text.replace("`", "")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 class BadLines:
@@ -142,6 +144,8 @@ class TraceFile:
         return self._source.bytes_read
 
     def _why_none(self) -> str:
+        if not self._source.size:
+            return "is empty"
         text = "has a header but no session" if self._reader.head else "has no session"
         if self.bad.count:
             text += f"; {self.bad.count} bad lines were skipped, the first is {self.bad.first[0]}"

@@ -134,6 +134,15 @@ def test_what_is_nested_too_deep(tmp_path: Path) -> None:
         open_trace(write(tmp_path, line), Format.OPENAI_BATCH)
 
 
+def test_a_cell_of_any_length_is_told_in_a_line(tmp_path: Path) -> None:
+    cell = "9" * 200_000
+    with pytest.raises(
+        TraceError, match=r"line 4: ContextTokens: expected a whole number .* '9+ \.\.\. 9+'$"
+    ) as raised:
+        list(open_trace(write(tmp_path, f"{EXAMPLES[Format.AZURE]}\n2023-11-16 18:15:49.0,{cell},5\n")).sessions())
+    assert len(str(raised.value)) < 1000
+
+
 def test_only_the_first_bad_lines_are_kept(tmp_path: Path) -> None:
     path = write(tmp_path, EXAMPLES[Format.MOONCAKE] + "{}\n" * 50)
     trace = open_trace(path, skip_bad=True)
@@ -196,6 +205,9 @@ def test_nothing_is_left(tmp_path: Path) -> None:
         open_trace(write(tmp_path, '[{"conversations": []}]'))
     with pytest.raises(TraceError, match="has no session"):
         open_trace(write(tmp_path, "[]"))
+    for format in Format:
+        with pytest.raises(TraceError, match="trace: is empty$"):
+            open_trace(write(tmp_path, ""), format)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
