@@ -83,7 +83,7 @@ async def compare(trace: Path, folder: Path, a: str, b: str, against: str, repea
     out = folder / "compare.json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "loadgen.cli", "compare", str(trace), "--json", str(out), "--no-plots"),
-        *("--a", f"url={a},name=engine", "--b", f"url={b},name={against}", "--repeats", str(repeats)),
+        *("--a", f"url={a},name=engine", "--b", f"url={b},name={against}", "--repeat", str(repeats)),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
     add("--a", unicode_text, None, SIDE, metavar="SIDE")
     add("--b", unicode_text, None, "the same for B; one of them alone is held against the options as they are", "SIDE")
     add(
-        "--repeats",
+        "--repeat",
         positive_int,
         REPEATS,
         f"runs of each side, in turn (default: {REPEATS}; a verdict takes 3)",

@@ -28,7 +28,7 @@ async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interr
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     bench = Bench(stderr(), interrupt, arguments.api_key)
-    repeats: int = arguments.repeats
+    repeats: int = arguments.repeat
     with run_folder(arguments.out) as folder:
         if there := next((path for path in folder.glob("[ab]-*.jsonl")), None):
             raise OutputError(f"--out {folder}: {there.name} is there already; name another folder")

@@ -20,7 +20,7 @@ def findings(verdicts: Sequence[Verdict], names: tuple[str, str]) -> list[str]:
     alike = [verdict for verdict in told if not verdict.differs]
     lines = []
     if not told:
-        lines.append(f"No verdict: fewer than {LEAST_REPEATS} repeats tell too little. Ask for more --repeats.")
+        lines.append(f"No verdict: fewer than {LEAST_REPEATS} repeats tell too little. Ask for more with --repeat.")
     elif not differing:
         lines.append(f"No difference found between {a} and {b}.")
     else:
@@ -62,7 +62,7 @@ def explanation(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: in
         ]
         needed = [verdict.repeats_for_5_percent or 0 for verdict in verdicts if verdict.differs is False]
         if max(needed, default=0) > repeats:
-            told.append(f"To find 5 % in all where none was found: about --repeats {max(needed)}.")
+            told.append(f"To find 5 % in all where none was found: about --repeat {max(needed)}.")
     return " ".join(told)
 
 

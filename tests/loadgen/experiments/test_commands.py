@@ -67,7 +67,7 @@ async def test_compare_finds_the_slower_server(tmp_path: Path) -> None:
     trace, out_file, folder = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json", tmp_path / "runs"
     async with Clearing(as_asked(0.005, 0.005)) as quick, GoldenServer(as_asked(0.1, 0.1)) as slow:
         code, out, err = await loadgen(
-            *("compare", trace, "--repeats", 4, "--json", out_file, "--out", folder),
+            *("compare", trace, "--repeat", 4, "--json", out_file, "--out", folder),
             *("--a", f"url={quick.url},name=quick", "--b", f"url={slow.url},name=slow"),
         )
     assert code == 0, err
@@ -91,7 +91,7 @@ async def test_compare_with_one_repeat_is_two_runs(tmp_path: Path) -> None:
     trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
     async with GoldenServer(as_asked(0.0, 0.0)) as server:
         code, out, err = await loadgen(
-            *("compare", trace, "--url", server.url, "--repeats", 1, "--json", out_file, "--a", "speed=2", "--b", "")
+            *("compare", trace, "--url", server.url, "--repeat", 1, "--json", out_file, "--a", "speed=2", "--b", "")
         )
     assert code == 0, err
     document = json.loads(out_file.read_text())
@@ -118,7 +118,7 @@ async def test_ctrl_c_reports_the_whole_repeats(tmp_path: Path) -> None:
 
     async with Clearing(script) as server:
         process = await start(
-            *("compare", trace, "--url", server.url, "--json", out_file, "--a", "", "--b", "", "--repeats", 5)
+            *("compare", trace, "--url", server.url, "--json", out_file, "--a", "", "--b", "", "--repeat", 5)
         )
         await asyncio.wait_for(third.wait(), 60)
         process.send_signal(signal.SIGINT)
@@ -217,7 +217,7 @@ def test_options_that_do_not_go_together(arguments: list[str], said: str) -> Non
         (["sweep", "t", "--for", "30"], "argument --for: expected a number with its unit"),
         (["sweep", "t", "--for", "0s"], "argument --for: expected a time above 0"),
         (["sweep", "t", "--over", "time"], "argument --over: expected one of rate, users, concurrency, speed"),
-        (["compare", "t", "--repeats", "0"], "argument --repeats: expected a whole number above 0"),
+        (["compare", "t", "--repeat", "0"], "argument --repeat: expected a whole number above 0"),
     ],
 )
 def test_options_that_cannot_be_read(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

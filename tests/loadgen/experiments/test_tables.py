@@ -93,9 +93,9 @@ def test_the_table_has_a_line_for_each_figure() -> None:
 def test_the_explanation_says_how_many_repeats_would_be_enough() -> None:
     told = explanation([ALIKE, SHORTER, TIMES, POINTS, UNTOLD], NAMES, 6)
     assert told.startswith("A: old. B: new. A and B are medians of 6 repeats")
-    assert told.endswith("about --repeats 8.")  # of what was not found
+    assert told.endswith("about --repeat 8.")  # of what was not found
 
 
 @pytest.mark.parametrize("repeats", [1, 8])
 def test_what_needs_no_more_repeats_asks_for_none(repeats: int) -> None:
-    assert "--repeats" not in explanation([ALIKE], NAMES, repeats)
+    assert "--repeat" not in explanation([ALIKE], NAMES, repeats)
