@@ -15,6 +15,7 @@ from loadgen.inspection.prompts import Prompts
 
 DEPTHS = tuple(2**power for power in range(15))  # pieces
 KEPT = 1000
+RARE = 1000  # a beginning of fewer than one in so many is not followed further
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -45,13 +46,18 @@ class Openings:
 
     def add(self, prompts: Prompts) -> None:
         """Look at the first pieces."""
-        anew = (prompts.bases == 0) & (prompts.counts > 0)
-        self.prompts += int(np.count_nonzero(anew))
+        left = np.flatnonzero((prompts.bases == 0) & (prompts.counts > 0))
+        self.prompts += len(left)
         for depth, frequent in zip(DEPTHS, self._frequent, strict=True):
-            places = prompts.offsets[:-1][anew & (prompts.counts >= depth)] + depth - 1
-            if not len(places):
+            left = left[prompts.counts[left] >= depth]
+            if not len(left):
                 return
-            frequent.add(zip(prompts.keys[places].tolist(), prompts.ends[places].tolist(), strict=True))
+            places = prompts.offsets[left] + depth - 1
+            beginnings = list(zip(prompts.keys[places].tolist(), prompts.ends[places].tolist(), strict=True))
+            frequent.add(beginnings)
+            # What few have in common, fewer have in common with more after it.
+            least = self.prompts // RARE
+            left = left[[frequent.counts[beginning] >= least for beginning in beginnings]]
 
     def openings(self) -> tuple[Opening, ...]:
         """The most common beginning at each depth that more than one prompt has."""

@@ -115,6 +115,7 @@ def _trace_cells(inspection: Inspection) -> list[tuple[str, str]]:
         cells.append(("conversations", number(sessions.conversations) + error))
     if sessions.turns and sessions.turns.max > 1:
         cells.append(("turns of a session, mean (most)", f"{sessions.turns.mean:.2f} ({sessions.turns.max:,.0f})"))
+    if sessions.regenerating:
         cells.append(("sessions with a second answer", counted(sessions.regenerating, sessions.sessions)))
     if sessions.thinks and sessions.thinks.max:
         cells.append(("think time, p50/p90/p99 (s)", _percentiles(sessions.thinks)))
@@ -122,8 +123,8 @@ def _trace_cells(inspection: Inspection) -> list[tuple[str, str]]:
         if 0 < sessions.ways.get(way, 0) < lengths.requests:
             cells.append((f"  {title}", counted(sessions.ways[way], lengths.requests)))
     cells += [
-        ("input tokens", _about(short(_total(lengths.inputs)), lengths.estimated_inputs > 0)),
-        ("output tokens", _about(short(_total(lengths.outputs)), lengths.estimated_outputs > 0)),
+        ("input tokens", _total(lengths.inputs, lengths.estimated_inputs)),
+        ("output tokens", _total(lengths.outputs, lengths.estimated_outputs)),
     ]
     if lengths.unknown_outputs:
         cells.append(("requests without an output length", counted(lengths.unknown_outputs, lengths.requests)))
@@ -133,8 +134,8 @@ def _trace_cells(inspection: Inspection) -> list[tuple[str, str]]:
     return cells
 
 
-def _total(values: Distribution | None) -> float:
-    return values.total if values else 0
+def _total(values: Distribution | None, estimated: int) -> str:
+    return _about(short(values.total), estimated > 0) if values else NOTHING
 
 
 def _percentiles(values: Distribution, names: Sequence[str] = ("p50", "p90", "p99")) -> str:
@@ -155,7 +156,7 @@ def _arrival_cells(inspection: Inspection) -> list[tuple[str, str]]:
         cells.append(("requests whose time is known", counted(timed, lengths.requests)))
     if arrivals.seconds:
         for title, values in (("input", lengths.inputs), ("output", lengths.outputs)):
-            cells.append((f"{title} tokens/s", number(_total(values) / arrivals.seconds)))
+            cells.append((f"{title} tokens/s", number(values.total / arrivals.seconds if values else None)))
     cells.append(("at the moment of the one before", counted(arrivals.at_once, arrivals.arrivals)))
     if arrivals.gaps:
         cells += _gap_cells(arrivals.gaps, arrivals)
@@ -270,4 +271,4 @@ def _lengths_of(lengths: Lengths, kind: str) -> tuple[Distribution | None, bool]
         return lengths.messages, lengths.estimated_messages > 0
     if kind == "output":
         return lengths.outputs, lengths.estimated_outputs > 0
-    return lengths.together, lengths.estimated_inputs > 0
+    return lengths.together if lengths.outputs else None, lengths.estimated_inputs > 0
