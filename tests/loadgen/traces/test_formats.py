@@ -206,7 +206,7 @@ def test_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="has no session"):
         open_trace(write(tmp_path, "[]"))
     for format in Format:
-        with pytest.raises(TraceError, match="trace: is empty$"):
+        with pytest.raises(TraceError, match=r"trace: is empty$"):
             open_trace(write(tmp_path, ""), format)
 
 
