@@ -10,8 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
+from loadgen.console import stderr as stderr
+from loadgen.console import stdout as stdout
 from loadgen.engine_process import EngineStartError
 from loadgen.engine_watch import EngineError
 from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_INTERRUPTED, EXIT_NO_SERVER
@@ -23,8 +23,6 @@ from loadgen.server import ServerError
 from loadgen.text.tokenizer import TokenizerError
 from loadgen.traces.model import TraceError
 from loadgen.workers import WorkerError
-
-WITHOUT_A_TERMINAL = 100  # columns
 
 
 @dataclass(slots=True)
@@ -43,23 +41,6 @@ class Interrupt:
             yield self.stop
         finally:
             self.measuring = False
-
-
-class _Report(Console):
-    """Standard output. The library would end the program with exit code 1 when its reader has gone."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def stdout() -> Console:
-    """Where reports go."""
-    return _Report() if sys.stdout.isatty() else _Report(width=WITHOUT_A_TERMINAL)
-
-
-def stderr() -> Console:
-    """Where progress goes."""
-    return Console(stderr=True)
 
 
 def exit_code(run: RunFile) -> int:
