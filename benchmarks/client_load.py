@@ -109,7 +109,7 @@ def replay(url: str, requests: int, tokens: int, *options: str) -> Played:
         trace, out = Path(folder, "trace.jsonl"), Path(folder, "run.jsonl")
         trace.write_bytes(b"".join(trace_lines(Header(FORMAT, VERSION), sessions)))
         command = [sys.executable, "-m", "loadgen.cli", "replay", str(trace), "--url", url, "--out", str(out)]
-        process = subprocess.Popen([*command, "--no-probe", "--no-plots", *options], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*command, "--no-plots", *options], stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode not in (0, EXIT_FAILED_TURNS):
