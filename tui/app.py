@@ -18,7 +18,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.timer import Timer
 
-from engine.protocol import Control
+from engine.protocol import Control, LiveLoad
 from tui import commands, dispatch
 from tui.advice import Suggestion, advise
 from tui.controls import BY_FIELD, NUMBERS
@@ -52,7 +52,8 @@ SETTLED_SECONDS = 2.0  # from which on what lives will live long
 TEXT_ROWS = 60  # of the prefix tree whose texts are read, one at a time
 TEXT_SECONDS = 0.3  # between two reads of what is selected
 _SHOWN = (
-    "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "scrub", "footer",
+    "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "loads", "scrub",
+    "footer",
 )  # fmt: skip
 _CANCEL = "cancel "
 _BY_KEY = {name: key for key in GLOBAL for name in key.keys.split(",")}
@@ -90,6 +91,7 @@ class PagedTop(App[int]):
         self._panels: dict[str, Panel] = {}
         self._question = Question()
         self._advice: tuple[Suggestion, ...] = ()
+        self._loads: tuple[LiveLoad, ...] = ()  # that are shown: while the view stands still, they do
         self._story_of: tuple[object, tuple[tuple[int, str], ...]] = (None, ())
         self._advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
 
@@ -131,6 +133,8 @@ class PagedTop(App[int]):
         if session.clock() >= self._notice_until:
             self._notice = ("", False)
         view, focus = self.scrub.view, self.focus_now
+        if self.scrub.seq is None:
+            self._loads = session.loads.loads if session.loads else ()
         step = view.record if view else None
         if feed is not None and focus.batch.step is not None and focus.batch.step != (view.seq if view else None):
             step = feed.tape.record(focus.batch.step)
@@ -155,6 +159,7 @@ class PagedTop(App[int]):
             self._texts.texts,
             self._suggestions(view),
             self._story(view),
+            self._loads,
         )
 
     def draw_soon(self) -> None:

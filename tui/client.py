@@ -15,11 +15,13 @@ from engine.protocol import (
     BlockText,
     Control,
     Gap,
+    LiveLoad,
     Record,
     RequestText,
     Snapshot,
     decode_block_text,
     decode_item,
+    decode_loads,
     decode_request_text,
     decode_snapshot,
 )
@@ -78,11 +80,15 @@ class HttpEngine:
     async def request_text(self, request: str, first: int) -> RequestText:
         """A live request's tokens from place `first` on. Raises Missing if it has ended, Unreachable or NotAnEngine."""
         path = f"/engine/requests/{quote(request, safe='')}?from={first}"
-        return await self._text(path, decode_request_text, f"request {request} has ended")
+        return await self._read(path, decode_request_text, "text", f"request {request} has ended")
 
     async def block_text(self, block: int) -> BlockText:
         """A block's tokens. Raises Missing if the pool has no such block, Unreachable or NotAnEngine."""
-        return await self._text(f"/engine/blocks/{block}", decode_block_text, f"there is no block {block}")
+        return await self._read(f"/engine/blocks/{block}", decode_block_text, "text", f"there is no block {block}")
+
+    async def loads(self) -> tuple[LiveLoad, ...]:
+        """What load generators tell of their runs against it. Raises as the others do; Missing if it is too old."""
+        return (await self._read("/engine/loads", decode_loads, "load")).loads
 
     async def cancel(self, request: str) -> tuple[str, ...]:
         """End a live request, and whoever cannot go on without it; returns who ended. Raises as `change` does."""
@@ -105,20 +111,21 @@ class HttpEngine:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _text(self, path: str, decode: Callable[[bytes], Answer], missing: str) -> Answer:
+    async def _read(self, path: str, decode: Callable[[bytes], Answer], what: str, missing: str = "") -> Answer:
+        """`what` there is to tell at a path; `missing` says why it is not there where an engine does not know it."""
         try:
             response = await self._http.get(path)
         except httpx.HTTPError as error:
             raise Unreachable(_reason(error)) from None
         if response.status_code == 404:
             is_known = _error(response.content).get("code") in _NOT_FOUND
-            raise Missing(missing if is_known else "this engine does not tell texts")
+            raise Missing(missing if is_known else f"this engine does not tell {what}s")
         if response.status_code != 200:
             raise self._unexpected(response.status_code, path)
         try:
             return decode(response.content)
         except UNDECODED as error:
-            raise NotAnEngine(f"{self._at(path)} answers, but not with a text ({error})") from None
+            raise NotAnEngine(f"{self._at(path)} answers, but not with a {what} ({error})") from None
 
     async def _asked(self, method: str, path: str, **body: Any) -> httpx.Response:
         """The answer to what changes something; raises Refused or Unreachable."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.protocol import BlockText, Control, Gap, Record, RequestText, Snapshot
+from engine.protocol import BlockText, Control, Gap, LiveLoad, Record, RequestText, Snapshot
 
 
 class Unreachable(Exception):
@@ -47,5 +47,7 @@ class Engine(Protocol):
     async def block_text(self, block: int) -> BlockText: ...
 
     async def cancel(self, request: str) -> tuple[str, ...]: ...
+
+    async def loads(self) -> tuple[LiveLoad, ...]: ...
 
     async def close(self) -> None: ...

@@ -12,13 +12,14 @@ from typing import TextIO
 
 import msgspec
 
-from engine.protocol import Snapshot
+from engine.protocol import LiveLoad, Snapshot
 from tui import scene
 from tui.client import HttpEngine
-from tui.engine_api import NotAnEngine, Unreachable
+from tui.engine_api import Missing, NotAnEngine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.focus import FIRST_FOCUS, Focus
+from tui.loads import LoadReader
 from tui.look import Look
 from tui.panels.line import text_of
 from tui.player import Player
@@ -51,10 +52,12 @@ def write_frame(frame: Frame, width: int, height: int, look: Look, out: TextIO) 
         console.print(Text.assemble(*((text, look.style(role)) for text, role in line)), soft_wrap=True)
 
 
-def totals_json(snapshot: Snapshot) -> str:
-    """A snapshot as the engine told it, without the list of its blocks."""
+def totals_json(snapshot: Snapshot, loads: tuple[LiveLoad, ...] | None = None) -> str:
+    """A snapshot as the engine told it, without the list of its blocks; of an engine that lives with its `loads`."""
     totals = msgspec.to_builtins(snapshot)
     del totals["blocks"]
+    if loads is not None:
+        totals["loads"] = msgspec.to_builtins(loads)
     return msgspec.json.format(msgspec.json.encode(totals), indent=2).decode()
 
 
@@ -80,7 +83,7 @@ async def run_once(
         engine = HttpEngine(url)
         snapshot = await engine.snapshot()
         if json:
-            print(totals_json(snapshot))
+            print(totals_json(snapshot, await _loads(engine)))
         else:
             write_frame(await _observed(engine, url, focus), *size, look, sys.stdout)
     except (Unreachable, NotAnEngine) as error:
@@ -105,11 +108,20 @@ async def _observed(engine: HttpEngine, url: str, focus: Focus) -> Frame:
         if feed.fold is None:
             raise Unreachable(feed.link.detail or f"no state within {FIRST_STATE:.0f} s")
         await asyncio.sleep(OBSERVED)
-        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view(), focus)
+        loads = await _loads(engine)
+        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view(), focus, loads=loads)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following
+
+
+async def _loads(engine: HttpEngine) -> tuple[LiveLoad, ...]:
+    """What load generators tell now; nothing where the engine takes no such word."""
+    reader = LoadReader(engine)
+    with suppress(Missing):
+        await reader.read()
+    return reader.loads
 
 
 async def play_once(

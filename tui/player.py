@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
+from engine.protocol import BlockText, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
 from tui import controls
 from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
@@ -29,6 +29,7 @@ TICK = 1e-6  # seconds: so close is now
 TOGETHER = 8  # records that are handed over before the screen has its turn
 NO_CHANGE = "a recording cannot be changed"
 NO_TEXT = "a recording holds no text"
+NO_LOAD = "a recording holds nothing of load generators"
 ENDS = "the recording ends here"
 SCAN_AFTER = 1.0  # seconds: the first picture comes first
 SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
@@ -221,6 +222,9 @@ class Player:
 
     async def cancel(self, request: str) -> tuple[str, ...]:
         raise Refused(NO_CHANGE)
+
+    async def loads(self) -> tuple[LiveLoad, ...]:
+        raise Missing(NO_LOAD)
 
     async def close(self) -> None:
         self.index.stop()

@@ -19,6 +19,7 @@ from tui.panels import (
     header,
     inspect,
     ledgers,
+    loads,
     requests,
     scrub,
     sharing,
@@ -59,6 +60,7 @@ PANELS: dict[str, Draw] = {
     "speed": speed.draw,
     "requests": requests.draw,
     "control": control.draw,
+    "loads": loads.draw,
     "scrub": scrub.draw,
     "footer": footer.draw,
     "help": help_panel.draw,
@@ -78,6 +80,7 @@ def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
     """Places for a screen: the ledgers go first when space is short, then sharing, then the batch; the map stays.
 
     A panel in front that has no place among the others gets the whole screen, and so does one that is expanded.
+    Load generators have lines of their own above the last one, as long as there are any.
     Overlays come last. Empty when the screen is too small.
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
@@ -88,10 +91,24 @@ def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
     if low == 2:
         ends.append(Place("scrub", 0, height - 2, width, 1))
     top, body = 2, height - 2 - low
+    if told := _told(frame, width, body, blocks):
+        body -= told
+        ends.append(Place("loads", 0, top + body, width, told))
     places = _dashboard(width, top, body, blocks)
     if focus.expanded or focus.panel not in {owner(place.name) for place in places}:
         places = (Place(focus.panel, 0, top, width, body),)
     return (*ends, *places, *_overlays(frame, width, top, body))
+
+
+def _told(frame: Frame, width: int, body: int, blocks: int) -> int:
+    """Lines for the load generators: as many as cost no panel its place, and one at least, unless time has one."""
+
+    def names(body: int) -> list[str]:
+        return [place.name for place in _dashboard(width, 0, body, blocks)]
+
+    choices = loads.rows(frame, width, body)
+    least = 0 if not choices or scrub.wanted(frame) else choices[-1]
+    return next((rows for rows in choices if names(body - rows) == names(body)), least)
 
 
 def _overlays(frame: Frame, width: int, top: int, body: int) -> tuple[Place, ...]:
@@ -112,7 +129,7 @@ def _dashboard(width: int, top: int, body: int, blocks: int) -> tuple[Place, ...
         return (*_wide(width - side, top, body, blocks), Place("requests", width - side, top, side, body))
     if width >= 120 and body >= 33:
         return _wide(width, top, body, blocks)
-    if width >= 80 and body >= 20:
+    if width >= 80 and body >= 19:
         low = 9 if body < 24 else min(16, max(9, body * 2 // 5))
         if blocks:
             wanted = -(-blocks // block_map.columns_for(blocks, width - 2, body - low - 2)) + 2

@@ -12,6 +12,7 @@ from tui.child import Child
 from tui.engine_api import Accepted, Engine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
+from tui.loads import LoadReader
 from tui.player import Player
 from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
 from tui.view import Link, Playing, View
@@ -40,6 +41,7 @@ class Session:
         self.player = player
         self.replay = replay
         self.feed: Feed | None = None
+        self.loads: LoadReader | None = None
         self.error = ""  # why the engine that was started is no more
         self._replay_sessions = replay_sessions
         self._load_from_start = replay is not None
@@ -110,6 +112,9 @@ class Session:
 
             self.feed = Feed(HttpEngine(self.url or ""), self._clock)
         following = [asyncio.create_task(self.feed.run())]
+        if self.player is None:
+            self.loads = LoadReader(self.feed.engine)
+            following.append(asyncio.create_task(self.loads.run()))
         if self._own and self._own.child:
             following.append(asyncio.create_task(self._watch(self._own.child)))
         if self._load_from_start:

@@ -9,6 +9,7 @@ from engine.protocol import (
     Control,
     Counters,
     EngineInfo,
+    LiveLoad,
     PoolTotals,
     Queue,
     Record,
@@ -133,6 +134,7 @@ class Frame:
     """`view` is None until a first snapshot was read. `step` is the record of the step under the batch's cursor.
 
     `block_events`: what the kept records tell of the block that is inspected, as (step, words), the latest last.
+    `loads`: what load generators told last of their runs against this engine.
     """
 
     status: Status
@@ -142,6 +144,7 @@ class Frame:
     texts: Texts = NO_TEXTS
     advice: tuple[Suggestion, ...] = ()
     block_events: tuple[tuple[int, str], ...] = ()
+    loads: tuple[LiveLoad, ...] = ()
 
     @property
     def unread(self) -> str:

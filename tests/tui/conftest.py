@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import BlockText, Gap, Record, RequestText, Snapshot, decode_item
+from engine.protocol import BlockText, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
 from tui.engine_api import Accepted, Missing, Refused
 from tui.feed import Feed
 from tui.view import Frame, Link, Status
@@ -43,6 +43,7 @@ class PlayedEngine:
         self.changes: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.texts: dict[str | int, tuple[tuple[int, ...], tuple[str, ...]]] = {}  # of requests and blocks, to be set
+        self.told: tuple[LiveLoad, ...] = ()  # of load generators, to be set
         self.refusal = ""
         self.played = asyncio.Event()
         self.closed = False
@@ -80,6 +81,9 @@ class PlayedEngine:
         if self.refusal:
             raise Refused(self.refusal)
         return (request,)
+
+    async def loads(self) -> tuple[LiveLoad, ...]:
+        return self.told
 
     async def close(self) -> None:
         self.closed = True

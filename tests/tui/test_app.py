@@ -202,6 +202,9 @@ async def test_keys_before_there_is_an_engine_say_so(played):
         async def snapshot(self):
             await asyncio.Event().wait()
 
+        async def loads(self):
+            await asyncio.Event().wait()
+
         async def close(self):
             pass
 

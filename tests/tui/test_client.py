@@ -41,6 +41,18 @@ def answering(body, status=200):
     return handler
 
 
+async def test_loads_are_read_and_an_engine_too_old_for_them_is_told():
+    told = b'{"loads": []}'
+    async with serving(get__engine__loads=answering(told)) as engine:
+        assert await engine.loads() == ()
+    async with serving(get__engine__loads=answering(b'{"loads": [{"id": "a"}]}')) as engine:
+        with pytest.raises(NotAnEngine, match="not with a load"):
+            await engine.loads()
+    async with serving() as engine:
+        with pytest.raises(Missing, match="this engine does not tell loads"):
+            await engine.loads()
+
+
 async def test_nothing_there_is_unreachable():
     engine = HttpEngine("http://127.0.0.1:1")
     with pytest.raises(Unreachable, match="nothing answers there"):

@@ -11,9 +11,10 @@ import time
 from contextlib import suppress
 
 import httpx
+import msgspec
 import pytest
 
-from engine.protocol import decode_snapshot
+from engine.protocol import LoadLatency, LoadRun, decode_snapshot, encode
 from tui.client import HttpEngine
 from tui.engine_api import Refused
 from tui.engine_process import EngineFailed, EngineProcess
@@ -57,6 +58,7 @@ def test_json_is_the_engines_snapshot(engine_url):
     snapshot = httpx.get(f"{engine_url}/engine/snapshot").json()
     del snapshot["blocks"]
     assert told["seq"] == snapshot["seq"] > 0
+    assert told.pop("loads") == []
     assert told == snapshot
 
 
@@ -80,6 +82,24 @@ def test_one_frame_as_text(engine_url, size):
     cached = f"{snapshot.pool.cached:,}"
     assert f"cached {cached} " in result.stdout or f"▒{cached} " in result.stdout
     assert "● live" in lines[0]
+
+
+def test_a_load_generator_is_in_the_frame_and_in_the_json(engine_url):
+    latency = LoadLatency(0.25, 0.75, 4)
+    run = LoadRun(
+        label="rate 4", trace="talk", elapsed=5.0, share=0.5, sessions=8, sessions_done=2, turns=9, due=6, queued=0,
+        sent=6, in_flight=2, completed=3, failed=1, output_tokens=99, speed=1.0, ttft=latency, ttft_scheduled=latency,
+        tpot=latency, e2e=latency, e2e_scheduled=latency,
+    )  # fmt: skip
+    told = f"{engine_url}/engine/loads/mine"
+    httpx.put(told, content=encode(run)).raise_for_status()
+    frame = paged_top("--once", "--url", engine_url)
+    httpx.put(told, content=encode(run)).raise_for_status()
+    totals = paged_top("--once", "--json", "--url", engine_url)
+    httpx.delete(told)
+    assert " client rate 4  4/9 turns  1 failed  TTFT p50 due 250 ms" in frame.stdout, frame.stdout + frame.stderr
+    (load,) = json.loads(totals.stdout)["loads"]
+    assert (load["id"], msgspec.convert(load["run"], LoadRun)) == ("mine", run)
 
 
 def test_without_a_terminal_it_prints_once(engine_url):

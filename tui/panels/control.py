@@ -14,7 +14,7 @@ from tui.advice import Suggestion
 from tui.commands import Change, Key, Reaction, Replay, Say
 from tui.controls import CONTROLS, NUMBERS, AnyControl, Number
 from tui.look import Look
-from tui.panels import compare
+from tui.panels import compare, loads
 from tui.panels.line import Line, box, clean, fit, length, spread
 from tui.panels.measures import COMPARED
 from tui.replay import FASTEST, SLOWEST, Load
@@ -219,7 +219,7 @@ def _entries(frame: Frame, inner: int, look: Look) -> list[_Entry]:
     out = [_control(frame, view, row, inner, look) for row in range(len(CONTROLS))]
     out.append(_Entry(_last_change(view, look)))
     out.append(_replay(frame, inner, look))
-    return [*out, *_advice(frame, inner, look), *_compared(view, inner, look)]
+    return [*out, *_loads(frame, inner, look), *_advice(frame, inner, look), *_compared(view, inner, look)]
 
 
 def _mark(frame: Frame, row: int, look: Look) -> Line:
@@ -288,6 +288,15 @@ def _replay(frame: Frame, inner: int, look: Look) -> _Entry:
     begins, words = length(line), _load_words(load)
     role = "cursor" if _row(frame) == REPLAY_ROW and frame.focus.panel == "control" else "queue"
     return _Entry([*line, (words, role)], REPLAY_ROW, range(begins, min(inner, begins + len(words))))
+
+
+def _loads(frame: Frame, inner: int, look: Look) -> list[_Entry]:
+    """Load generators that play against this engine, whoever started them, with all that they told."""
+    if not frame.loads:
+        return []
+    title: Line = [(" load generators", "title"), ("  as they measured it themselves", "dim")]
+    told = [line for load in frame.loads for line in loads.details(frame, load, inner, look)]
+    return [_Entry([]), _Entry(title), *(_Entry(line) for line in told)]
 
 
 def _changes(suggestion: Suggestion, view: View | None, look: Look) -> str:

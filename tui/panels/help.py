@@ -83,6 +83,7 @@ def _notes(look: Look, cells: int) -> list[Line]:
         "A colour is a request, the same in the map and in the batch.",
         f"{look.glyphs.dash} was not measured.",
         "The mouse: click selects, the wheel scrolls or zooms; keys can be clicked.",
+        "Client: what a load generator measured itself, from sent or from due, when the trace says to send.",
         "Events: switches, preemptions, copies, gaps, a cleared cache.",
     )
     return [[(" notes", "title")], *([(f" {line}", "dim")] for text in texts for line in wrap(text, cells - 1))]
