@@ -69,7 +69,7 @@ async def test_what_is_recorded_plays_back_to_the_same_state(running, recording,
 async def test_an_existing_file_is_not_written_over(running, tmp_path):
     path = tmp_path / "there.jsonl"
     path.write_text("mine")
-    async with running() as screen:
+    async with running((160, 24)) as screen:
         await record_to(screen, path)
         assert "there.jsonl" in screen.text("footer")
         assert not screen.app.recorder.running
