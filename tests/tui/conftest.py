@@ -140,6 +140,8 @@ class Screen:
         changes = [worker for worker in self.app.workers if worker.group == "control"]
         if changes:
             await self.app.workers.wait_for_complete(changes)
+        while self.app._soon and self.app.is_running:  # its timer is late where cores are busy, which looks idle
+            await asyncio.sleep(0.005)
         await self.pilot.pause()
 
     def widget(self, name: str) -> Any:
