@@ -9,7 +9,7 @@ import time
 from docs.pictures import FOLDER
 from docs.terminals import picture, screen, tmux
 
-WIDTH, HEIGHT = 100, 27
+WIDTH, HEIGHT = 100, 30
 COMMAND = "loadgen replay traces/chat500.jsonl --sessions 40 --speed 20 --slo ttft=500ms,tpot=50ms"
 AFTER = 20.0  # seconds of the run
 
@@ -21,11 +21,12 @@ def main() -> None:
         tmux("-f", "/dev/null", "new-session", "-d", "-s", "load", *size, f"cd {FOLDER.parent}; {program}")
         screen("load", "completions", patience=120)
         time.sleep(AFTER)
-        text = screen("load", "completions")
+        lines = screen("load", "completions").splitlines()
     finally:
         tmux("kill-server")
     path = FOLDER / "load-run.svg"
-    path.write_text(picture(text, WIDTH, COMMAND), encoding="utf-8")
+    start = max(number for number, line in enumerate(lines) if "engine at" in line) + 1
+    path.write_text(picture("\n".join(lines[start:]), WIDTH, COMMAND), encoding="utf-8")
     print(path)
 
 
