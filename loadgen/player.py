@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from loadgen.text.vocabulary import Vocabulary
 from loadgen.traces.model import Session
 
 LOOKAHEAD = 1.0  # seconds before its arrival in which a session's first request is written
-MOST_QUEUED = 10_000  # sessions that wait for a slot; the rest wait in the trace, their moments known
+MOST_QUEUED = 10_000  # sessions that are written or wait for a slot; the rest wait in the trace, their moments known
 _NO_LIMIT = 2**31
 
 _Arrive = Callable[[], Awaitable[float]]
@@ -86,19 +87,26 @@ def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals | Users) 
 
 async def _open_loop(feed: _Feed, by: Pace, setting: Setting, one: _One) -> None:
     """Start each session at its moment, whatever became of the others."""
+    coming = 0  # that are written ahead of their moment
+
+    async def arrive(start: float) -> float:
+        nonlocal coming
+        try:
+            return await by.until(start)
+        finally:
+            coming -= 1
+
     async with asyncio.TaskGroup() as group:
         for index, session, start in feed:
             with suppress(Ended):
                 await by.until(start, LOOKAHEAD)
-            while setting.tally.queued > MOST_QUEUED and setting.budget.left >= 1:
+            await asyncio.sleep(0)  # however many are due at once: what runs goes on between two of them
+            while coming + setting.tally.queued > MOST_QUEUED and setting.budget.left >= 1:
                 await asyncio.sleep(0.01)
             if setting.budget.left < 1:
                 break
-
-            async def arrive(start: float = start) -> float:
-                return await by.until(start)
-
-            group.create_task(one(session, index, arrive))
+            coming += 1
+            group.create_task(one(session, index, partial(arrive, start)))
 
 
 async def _closed_loop(feed: _Feed, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:

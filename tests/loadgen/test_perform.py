@@ -15,6 +15,7 @@ from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
 from rich.console import Console
 
+from loadgen import player as player_module
 from loadgen import server as server_module
 from loadgen.engine_watch import EngineError
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
@@ -311,6 +312,20 @@ async def test_stop_while_waiting_for_a_slot(run: Runner) -> None:
 
     ran = await run(trace_of((0, [turn("a")]), (0, [turn("b")])), script, stop, concurrency=1)
     assert (ran.summary["interrupted"], ran.summary["not_reached"]) == (1, 1)
+
+
+async def test_sessions_that_are_all_due_wait_in_the_trace(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 that are due at once no more are taken than may wait, and the run can be stopped meanwhile."""
+    monkeypatch.setattr(player_module, "MOST_QUEUED", 20)
+    stop = asyncio.Event()
+
+    def script(body: dict[str, Any]) -> Script:
+        stop.set()
+        return Script([role(), Stall()])
+
+    ran = await run(trace_of(*((0.0, [turn("a")]) for _ in range(2000))), script, stop, concurrency=1)
+    assert 1 <= len(ran.records) < 30
+    assert (ran.summary["interrupted"], ran.summary["not_reached"]) == (1, 1999)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
