@@ -7,7 +7,7 @@ import contextlib
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from loadgen.console import stderr as stderr
@@ -23,6 +23,9 @@ from loadgen.server import ServerError
 from loadgen.text.tokenizer import TokenizerError
 from loadgen.traces.model import TraceError
 from loadgen.workers import WorkerError
+
+_BAD_INPUT = (TraceError, OutputError, ResultError)
+_NO_SERVER = (ServerError, EngineError, TokenizerError, EngineStartError, WorkerError)
 
 
 @dataclass(slots=True)
@@ -41,6 +44,20 @@ class Interrupt:
             yield self.stop
         finally:
             self.measuring = False
+
+    @contextlib.contextmanager
+    def keeping(self, measured: Collection[object]) -> Iterator[list[BaseException]]:
+        """Once anything is measured, what ends this block early is put into the list, to be raised after the report.
+
+        Before that, and when Ctrl-C comes again, it is raised at once.
+        """
+        problems: list[BaseException] = []
+        try:
+            yield problems
+        except (*_BAD_INPUT, *_NO_SERVER, asyncio.CancelledError) as problem:
+            if not measured or self.again:
+                raise
+            problems.append(problem)
 
 
 def exit_code(run: RunFile) -> int:
@@ -86,9 +103,9 @@ def execute(work: Callable[[Interrupt], Awaitable[int]]) -> int:
     try:
         _allow_open_files()
         return asyncio.run(_with_signals(work))
-    except (TraceError, OutputError, ResultError) as error:
+    except _BAD_INPUT as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except (ServerError, EngineError, TokenizerError, EngineStartError, WorkerError) as error:
+    except _NO_SERVER as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_NO_SERVER

@@ -6,11 +6,12 @@ Whoever wants figures reads the file: `replay`, `compare` and `sweep` are this a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import numpy  # noqa: F401  # before connections take all the files that this process may open
 from rich.console import Console
 
 from loadgen.arrivals import Users, parse_arrivals
@@ -25,16 +26,30 @@ from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
 from loadgen.player import Job
 from loadgen.prepare import Prepared, now, prepare
-from loadgen.results.run_file import Resumed, RunEnd, RunFile, RunWriter
+from loadgen.results.run_file import ResultError, Resumed, RunEnd, RunFile, RunWriter
 from loadgen.self_watch import SelfFigures, SelfWatch, summary
 from loadgen.settings import Settings
 from loadgen.stop_rules import StopRules, parse_rule
 from loadgen.target import Steering, Target
+from loadgen.text.tokenizer import TokenizerError
 from loadgen.watches import Watches
-from loadgen.workers import Players, open_players
+from loadgen.workers import Players, WorkerError, open_players
 
 LEAD = 0.05  # seconds from setting up to the first arrival
 CHECK_EVERY = 0.1  # seconds between looks at the stop rules
+
+_Result = TypeVar("_Result")
+
+
+class RunBroken(Exception):
+    """A run that could not go on: `problem` says why, and `run` is what it has measured."""
+
+    def __init__(self, problem: Exception, run: RunFile) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+        self.run = run
+
+
 BY_HAND = "Ctrl-C"
 ENGINE_ENDED = "the engine's end"
 
@@ -53,8 +68,8 @@ async def perform(
     """Play the settings' trace against the target, and keep it in the file at `path`.
 
     `steering.stop` ends it early with what there is. With `resumes` the file is there, and is gone on with. Raises
-    `TraceError`, `ServerError`, `EngineError`, `TokenizerError` or `ResultError`, all before the first request but for
-    a disk that gets full, and `WorkerError`.
+    `TraceError`, `ServerError`, `EngineError`, `TokenizerError`, `ResultError` or `WorkerError`, and `CancelledError`
+    if it is stopped, all before the first request; after it `RunBroken`, as of a disk that gets full.
     """
 
     def say(line: str) -> None:
@@ -62,7 +77,7 @@ async def perform(
 
     before = end_of(RunFile.read(path)) if resumes else 0.0
     async with open_http(target.api_key) as http:
-        prepared = await prepare(settings, target, http, label, say)
+        prepared = await _unless(steering.stop, prepare(settings, target, http, label, say))
         if resumes:
             writer = RunWriter.resume(path, Resumed(at=before, started_at=now(), versions=versions()))
         else:
@@ -72,9 +87,25 @@ async def perform(
             try:
                 run = _Run(settings, target, prepared, writer, before if resumes else None)
                 writer.finish(await run.play(http, watches, console, steering, label))
+            except (ResultError, TokenizerError, WorkerError) as problem:
+                raise RunBroken(problem, RunFile.read(path)) from None
             finally:
                 await watches.close()
     return RunFile.read(path)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What the work comes to. Raises `CancelledError` if it is stopped before."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise asyncio.CancelledError
+        return working.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.wait({working, stopping})
 
 
 def end_of(run: RunFile) -> float:

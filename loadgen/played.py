@@ -5,6 +5,8 @@ Client processes and the look at a trace before its run go through the same, so 
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,7 +67,18 @@ class Survey:
     needs: Needs
 
 
-def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) -> Survey:
+async def survey_aside(settings: Settings, limit: int | None, say: Callable[[str], None]) -> Survey:
+    """`survey` in a thread of its own, which ends when nobody waits for it: a long trace must not outlive Ctrl-C."""
+    given_up = threading.Event()
+    try:
+        return await asyncio.to_thread(survey, settings, limit, say, given_up.is_set)
+    finally:
+        given_up.set()
+
+
+def survey(
+    settings: Settings, limit: int | None, say: Callable[[str], None], given_up: Callable[[], bool] = lambda: False
+) -> Survey:
     """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
     trace, arrivals = trace_of(settings), parse_arrivals(settings.arrivals, settings.seed)
     sessions = turns = longest = 0
@@ -74,6 +87,8 @@ def survey(settings: Settings, limit: int | None, say: Callable[[str], None]) ->
     seen = 0
     for index, session in played(trace, settings, limit):
         seen = index + 1
+        if given_up():
+            raise TraceError(f"{trace.path}: was not read to its end")
         if session.arrival is None and isinstance(arrivals, Recorded):
             raise TraceError(
                 f"{trace.path}: has no times: say when its sessions arrive, with --rate R, --users N or --arrivals SPEC"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import msgspec
 
 from loadgen.engine_watch import set_control
 from loadgen.machine import machine, versions
-from loadgen.played import Survey, header_of, survey
+from loadgen.played import Survey, header_of, survey_aside
 from loadgen.probe import probe
 from loadgen.results.run_file import RunHeader
 from loadgen.server import ServerFacts, find_server
@@ -55,10 +54,10 @@ async def prepare(
     settings: Settings, target: Target, http: aiohttp.ClientSession, label: str, say: Callable[[str], None]
 ) -> Prepared:
     """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`."""
-    found = await asyncio.to_thread(survey, settings, None, say)  # what is wrong with the file needs no server
+    found = await survey_aside(settings, None, say)  # what is wrong with the file needs no server
     facts = await find_server(http, target.url, settings.model)
     if facts.max_model_len is not None and found.longest > facts.max_model_len:
-        found = await asyncio.to_thread(survey, settings, facts.max_model_len, say)
+        found = await survey_aside(settings, facts.max_model_len, say)
     header = header_of(found.trace, settings)
     if settings.control:
         await set_control(http, target.url, settings.control)

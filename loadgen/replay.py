@@ -12,8 +12,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
-from loadgen.engine_watch import EngineError
-from loadgen.perform import BY_HAND, ENGINE_ENDED, perform
+from loadgen.perform import BY_HAND, ENGINE_ENDED, RunBroken, perform
 from loadgen.results.document import document
 from loadgen.results.output import check_writable, write_json
 from loadgen.results.report import print_report
@@ -56,18 +55,18 @@ async def replay(settings: Settings, arguments: argparse.Namespace, interrupt: I
     if arguments.steer:
         listen(lambda line: obey(line, steering.set_speed, console))
     runs: list[RunFile] = []
-    problem: Exception | None = None
     with _places(arguments.out, arguments.repeat) as places:
-        if settings.url is not None or arguments.repeat == 1:
-            async with open_target(settings, console, arguments.api_key) as target:
-                problem = await _play_all(settings, target, places, runs, console, steering, interrupt)
-        else:  # an engine of its own for each: none finds what the one before has cached
-            for place in places:
+        with interrupt.keeping(runs) as problems:
+            if settings.url is not None or arguments.repeat == 1:
                 async with open_target(settings, console, arguments.api_key) as target:
-                    problem = await _play_all(settings, target, [place], runs, console, steering, interrupt, len(runs))
-                if problem is not None or _ended_early(runs):
-                    break
-        return _report(runs, arguments, problem)
+                    await _play_all(settings, target, places, runs, console, steering, interrupt)
+            else:  # an engine of its own for each: none finds what the one before has cached
+                for place in places:
+                    async with open_target(settings, console, arguments.api_key) as target:
+                        await _play_all(settings, target, [place], runs, console, steering, interrupt, len(runs))
+                    if _ended_early(runs):
+                        break
+        return _report(runs, arguments, problems)
 
 
 async def _play_all(
@@ -79,20 +78,18 @@ async def _play_all(
     steering: Steering,
     interrupt: Interrupt,
     before: int = 0,
-) -> Exception | None:
-    """Play into each place in turn; what ended that early. A problem before anything was measured is raised."""
+) -> None:
+    """Play into each place in turn, until one ends early. Raises as `perform`, but keeps what is broken in `runs`."""
     for number, place in enumerate(places, before + 1):
         label = "replay" if len(places) == 1 and not before else f"replay {number}"
         try:
             with interrupt.reported():
                 runs.append(await perform(settings, target, place, console, steering, label))
-        except (ServerError, EngineError) as error:
-            if not runs:
-                raise
-            return error
+        except RunBroken as broken:
+            runs.append(broken.run)
+            raise broken.problem from None
         if _ended_early(runs):
-            return None
-    return None
+            break
 
 
 def _ended_early(runs: Sequence[RunFile]) -> bool:
@@ -108,21 +105,30 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     console = stderr()
-    async with open_target(settings, console, arguments.api_key) as target:
-        with interrupt.reported() as stop:
-            run = await perform(settings, target, place, console, Steering(stop), "resume", resumes=True)
-    return _report([run], arguments, None)
+    runs: list[RunFile] = []
+    with interrupt.keeping(runs) as problems:
+        async with open_target(settings, console, arguments.api_key) as target:
+            with interrupt.reported() as stop:
+                try:
+                    runs.append(await perform(settings, target, place, console, Steering(stop), "resume", resumes=True))
+                except RunBroken as broken:
+                    runs.append(broken.run)
+                    raise broken.problem from None
+    return _report(runs, arguments, problems)
 
 
-def _report(runs: Sequence[RunFile], arguments: argparse.Namespace, problem: Exception | None) -> int:
-    """Tables, plots, and the JSON that was asked for, also when nobody reads the tables to their end."""
+def _report(runs: Sequence[RunFile], arguments: argparse.Namespace, problems: Sequence[BaseException]) -> int:
+    """Tables, plots, and the JSON that was asked for, also when nobody reads the tables to their end.
+
+    Raises the first of the problems, which ended it early.
+    """
     try:
         print_report(runs, stdout(), plots=not arguments.no_plots)
     finally:
         if arguments.json is not None:
             write_json("--json", arguments.json, document(runs))
-    if problem is not None:
-        raise problem
+    if problems:
+        raise problems[0]
     last = runs[-1].end
     if last is not None and last.stopped_by == ENGINE_ENDED:
         raise ServerError(last.notes[-1])

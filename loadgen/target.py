@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from loadgen.engine_process import EngineProcess
-from loadgen.played import survey
+from loadgen.played import survey_aside
 from loadgen.settings import Settings
 
 
@@ -36,7 +36,7 @@ async def open_target(settings: Settings, console: Console, api_key: str | None 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    await asyncio.to_thread(survey, settings, None, say)
+    await survey_aside(settings, None, say)
     async with EngineProcess(settings.engine_args, say) as engine:
         yield Target(engine.url, engine, api_key)
 

@@ -226,8 +226,11 @@ class Children:
         for number in range(self._count):
             part = msgspec.structs.replace(job, worker=number, workers=self._count)
             self._order(number, Start(part, begin, zero, None if budget is None else part.share(int(budget))))
-        async with asyncio.TaskGroup() as group:
-            hearing = [group.create_task(self._hear(number)) for number in range(self._count)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                hearing = [group.create_task(self._hear(number)) for number in range(self._count)]
+        except ExceptionGroup as problems:
+            raise problems.exceptions[0] from None
         return [task.result() for task in hearing]
 
     def set_speed(self, speed: float, at: float) -> None:

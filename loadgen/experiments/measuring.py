@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import aiohttp
@@ -13,16 +13,12 @@ from rich.console import Console
 
 from loadgen.client import open_http
 from loadgen.command import Interrupt
-from loadgen.engine_process import EngineStartError
-from loadgen.engine_watch import CALL_TIMEOUT, EngineError
-from loadgen.perform import perform
+from loadgen.engine_watch import CALL_TIMEOUT
+from loadgen.perform import RunBroken, perform
 from loadgen.results.output import OutputError
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
-from loadgen.server import ServerError
 from loadgen.settings import Settings
 from loadgen.target import Steering, open_target
-from loadgen.text.tokenizer import TokenizerError
-from loadgen.workers import WorkerError
 
 CLEAR = "/engine/cache/clear"
 
@@ -42,22 +38,9 @@ class Bench:
     def stopped(self) -> bool:
         return self._interrupt.stop.is_set()
 
-    @contextlib.contextmanager
-    def keeping(self, measured: Collection[object]) -> Iterator[list[Exception]]:
-        """Once anything is measured, what ends this block early is put into the list, to be told after the report.
-
-        Before that, and when Ctrl-C comes again, it is raised.
-        """
-        problems: list[Exception] = []
-        try:
-            yield problems
-        except (ServerError, EngineError, EngineStartError, TokenizerError, WorkerError) as error:
-            if not measured:
-                raise
-            problems.append(error)
-        except asyncio.CancelledError:  # Ctrl-C between two runs
-            if self._interrupt.again or not measured:
-                raise
+    def keeping(self, measured: Collection[object]) -> AbstractContextManager[list[BaseException]]:
+        """What ends this block early, to be raised after the report of what is measured."""
+        return self._interrupt.keeping(measured)
 
     async def measure(self, settings: Settings, path: Path, label: str) -> RunFile:
         """One run. A file that is there is written anew. Raises as `perform` and `open_target`."""
@@ -65,7 +48,10 @@ class Bench:
             await self.forgets(settings.url)
         async with open_target(settings, self._console, self._api_key) as target:
             with self._interrupt.reported() as stop:
-                return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
+                try:
+                    return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
+                except RunBroken as broken:  # half a run is not held against others
+                    raise broken.problem from None
 
     async def forgets(self, url: str) -> bool:
         """Tell a paged-engine to forget its prefix cache; False: it is none, and what one run left the next finds."""

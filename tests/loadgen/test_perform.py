@@ -295,10 +295,30 @@ async def test_stop_reports_every_turn(run: Runner) -> None:
     assert (summary["interrupted"], summary["not_reached"], summary["turns"]) == (1, 3, 5)
 
 
-async def test_stop_before_anything_was_sent(run: Runner) -> None:
+async def test_stop_before_there_is_a_run(run: Runner, tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
-    ran = await run(trace_of((900, [turn("a"), turn("b")]), (1800, [turn("c")])), stop=stop)
+    with pytest.raises(asyncio.CancelledError):
+        await run(trace_of((0, [turn("a")])), stop=stop)
+    assert not list(tmp_path.glob("run-*"))
+
+
+async def test_stop_before_anything_was_sent(run: Runner) -> None:
+    stop = asyncio.Event()
+
+    class Watched(GoldenServer):
+        """What is asked last before the run stops it."""
+
+        def __init__(self, script_of: Callable[[dict[str, Any]], Script]) -> None:
+            super().__init__(script_of)
+            self.app.router.add_get("/metrics", self._stop)
+
+        async def _stop(self, _: web.Request) -> web.Response:
+            stop.set()
+            return web.Response(status=404)
+
+    trace = trace_of((900, [turn("a"), turn("b")]), (1800, [turn("c")]))
+    ran = await run(trace, stop=stop, server_type=Watched)
     assert (ran.summary["not_reached"] + ran.summary["interrupted"] + ran.summary["completed"]) == 3
     assert ran.summary["turns"] == 3
 

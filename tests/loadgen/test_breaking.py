@@ -1,0 +1,151 @@
+"""Runs that break while requests go: what was measured is reported, in words and with an exit code, by the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import GoldenServer, Script, Stall, answer, role, text
+
+from loadgen.engine_process import process_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = {"format": "paged-top-chat", "version": 1, "systems": {"main": "Be kind."}, "temperature": 0.7}
+TURN = {"user": "Hi", "user_tokens": 1, "output_tokens": 2, "seed": 1}
+
+
+def write_trace(path: Path, sessions: int) -> Path:
+    lines = [{"session": f"s{i}", "arrival": i / 1000, "system": "main", "turns": [TURN]} for i in range(sessions)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *lines]))
+    return path
+
+
+async def start(arguments: tuple[object, ...], before: str, **environment: str) -> asyncio.subprocess.Process:
+    """The command, after what a shell does `before`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LOADGEN_")}
+    return await asyncio.create_subprocess_exec(
+        *("bash", "-c", f'{before} exec "$0" -m loadgen.cli "$@"', sys.executable, *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**clean, "COLUMNS": "120", "LOADGEN_NO_PROBE": "1", "LOADGEN_NO_PLOTS": "1", **environment},
+        cwd=ROOT,
+    )
+
+
+async def loadgen(
+    *arguments: object,
+    before: str = "",
+    meanwhile: Callable[[asyncio.subprocess.Process], Awaitable[None]] | None = None,
+    **environment: str,
+) -> tuple[int | None, str, str]:
+    process = await start(arguments, before, **environment)
+    if meanwhile is not None:
+        await meanwhile(process)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert "Traceback" not in err.decode()
+    return process.returncode, out.decode(), err.decode()
+
+
+def two_words(_: dict[str, Any]) -> Script:
+    return answer(["a", "b"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_disk_that_gets_full_keeps_the_report(tmp_path: Path, workers: int) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl", 60), tmp_path / "run.jsonl"
+    async with GoldenServer(two_words) as server:
+        code, out, err = await loadgen(
+            *("replay", trace, "--url", server.url, "--out", out_file, "--workers", workers), before="ulimit -f 8;"
+        )
+    assert code == 2
+    assert err.endswith(f"loadgen: {out_file}: cannot be written: File too large\n")
+    assert "turns completed" in out
+    assert out_file.stat().st_size == 8 * 1024
+
+
+async def test_a_client_process_that_is_killed_keeps_the_report(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 20)
+    stalled = asyncio.Event()
+
+    def script(_: dict[str, Any]) -> Script:
+        if len(server.served) < 20:
+            return two_words({})
+        stalled.set()
+        return Script([role(), text("a"), Stall()])
+
+    async def kill(process: asyncio.subprocess.Process) -> None:
+        await asyncio.wait_for(stalled.wait(), 30)
+        for pid in process_tree(process.pid)[1:]:
+            os.kill(pid, signal.SIGKILL)
+
+    async with GoldenServer(script) as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, "--workers", 2, meanwhile=kill)
+    assert code == 3
+    assert "client process" in err
+    assert "ended with exit code -9" in err
+    assert "turns completed" in out
+
+
+async def test_no_more_open_files_fails_requests_and_not_the_run(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 80)
+    async with GoldenServer(lambda _: answer(["a", "b"], first=1.0)) as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, "--users", 80, before="ulimit -n 40;")
+    assert code == 1, err
+    assert "Too many open files" in out
+    assert "turns failed" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_ctrl_c_before_the_first_request_just_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    """The trial request is never answered."""
+    asked = asyncio.Event()
+
+    def script(_: dict[str, Any]) -> Script:
+        asked.set()
+        return Script([role(), Stall()])
+
+    async def interrupt(process: asyncio.subprocess.Process) -> None:
+        await asyncio.wait_for(asked.wait(), 30)
+        process.send_signal(number)
+
+    trace, out_file = write_trace(tmp_path / "t.jsonl", 1), tmp_path / "run.jsonl"
+    async with GoldenServer(script) as server:
+        code, out, err = await loadgen(
+            *("replay", trace, "--url", server.url, "--out", out_file), meanwhile=interrupt, LOADGEN_NO_PROBE="0"
+        )
+    assert (code, out, err) == (130, "", "loadgen: interrupted\n")
+    assert not out_file.exists()
+
+
+async def test_ctrl_c_between_two_repeats_reports_the_first(tmp_path: Path) -> None:
+    """The second trial request is never answered."""
+    asked = asyncio.Event()
+
+    def script(_: dict[str, Any]) -> Script:
+        if len(server.served) <= 3:  # a trial and two requests
+            return two_words({})
+        asked.set()
+        return Script([role(), Stall()])
+
+    async def interrupt(process: asyncio.subprocess.Process) -> None:
+        await asyncio.wait_for(asked.wait(), 30)
+        process.send_signal(signal.SIGINT)
+
+    trace, out_file = write_trace(tmp_path / "t.jsonl", 2), tmp_path / "out.json"
+    async with GoldenServer(script) as server:
+        code, out, err = await loadgen(
+            *("replay", trace, "--url", server.url, "--repeat", 3, "--json", out_file),
+            meanwhile=interrupt,
+            LOADGEN_NO_PROBE="0",
+        )
+    assert code == 130, err
+    assert err.endswith("loadgen: interrupted\n")
+    assert json.loads(out_file.read_text())["summary"]["completed"] == 2
+    assert "turns completed" in out
