@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from loadgen.traces.model import Session, Text, Tokens, Turn
 from loadgen.traces.reading import Format, Reader, ReadOptions, Recent, TimeUnit
-from loadgen.traces.writing import Writer, number
+from loadgen.traces.writing import Writer, follows, number
 
 Time = Annotated[float, Meta(ge=0, le=1e18)]
 
@@ -156,7 +156,7 @@ class AIPerfWriter(Writer):
                 continue  # it was named as lost
             if turn.user is UNSET:
                 raise ValueError(f"turns[{index}].user: the text is not known, which {self.format} needs")
-            if not row and turn.parent is not UNSET and turn.parent != (index - 1 if index else None):
+            if not row and not follows(turn, index):
                 self.losses.lose("parent", where=f"turns[{index}].")
             time = session.arrival if index == 0 else None if turn.at is UNSET else turn.at
             singles.append(

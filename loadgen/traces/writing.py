@@ -54,6 +54,14 @@ _TURN_FIELDS = (
 )
 
 
+_PLAIN = Turn()  # a turn that says nothing
+
+
+def follows(turn: Turn, index: int) -> bool:
+    """Whether a turn with a message goes on from the turn before, as one does that names no parent."""
+    return turn.parent is UNSET or turn.parent == (index - 1 if index else None)
+
+
 class Losses:
     """What a conversion loses, in words and how often. The load is lost only where that is allowed."""
 
@@ -104,8 +112,9 @@ class Writer(ABC):
 
     def _check(self, session: Session) -> None:
         lost = [field for field in _SESSION_FIELDS if getattr(session, field) not in (UNSET, None, {})]
-        for turn in session.turns:
-            lost += [field for field in _TURN_FIELDS if getattr(turn, field) not in (UNSET, 0)]
+        for index, turn in enumerate(session.turns):
+            said = [field for field in _TURN_FIELDS if getattr(turn, field) != getattr(_PLAIN, field)]
+            lost += [field for field in said if field != "parent" or not follows(turn, index)]
         self.losses.lose(*(field for field in lost if field not in self.holds))
 
 

@@ -289,6 +289,17 @@ def test_histories_and_branches(there_and_back: Any, tmp_path: Path) -> None:
     assert there_and_back(alone, Format.AIPERF, header()) == alone  # as single turns in a row
 
 
+@pytest.mark.parametrize("to", [Format.SHAREGPT, Format.AIPERF])
+@pytest.mark.parametrize("field", ["regenerates", "parent"])
+def test_what_goes_back_to_the_first_turn_is_not_lost_in_silence(there_and_back: Any, to: Format, field: str) -> None:
+    later = Turn(regenerates=0) if field == "regenerates" else Turn(user="z", parent=0)
+    sessions = [Session(session="a", arrival=None, turns=(Turn(user="x"), Turn(user="y"), later))]
+    with pytest.raises(TraceError, match=f"{field}: {to} cannot hold"):
+        there_and_back(sessions, to, header())
+    after_the_first = [Session(session="a", arrival=None, turns=(Turn(user="x"), Turn(user="y", parent=0)))]
+    there_and_back(after_the_first, to, header())  # as it would be without the parent
+
+
 def test_openai_batch_writes_chats_as_requests(there_and_back: Any) -> None:
     chat = (Turn(user="x", reply="y", output_tokens=5), Turn(user="z", seed=7))
     sessions = [Session(session="a", arrival=None, system="main", turns=chat)]
