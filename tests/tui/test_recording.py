@@ -240,8 +240,8 @@ def test_windows_line_ends_blank_lines_and_a_byte_order_mark(items, tmp_path):
         (b"{nonsense\n", "is not a recording: line 1 is '{nonsense'"),
         (b'{"type":"snapshot","seq":0,', "a.jsonl is truncated at line 1"),
         (b'{"type":"gap","first":1,"last":2}\n', "line 1 is a gap; a recording begins with a snapshot"),
-        (gzip.compress(b"")[:12], "a.jsonl is truncated at line 1"),
-        (gzip.compress(b""), "a.jsonl is empty"),
+        (gzip.compress(b"", mtime=0)[:12], "a.jsonl is truncated at line 1"),
+        (gzip.compress(b"", mtime=0), "a.jsonl is empty"),
         (b"\x1f\x8bnot really", r"a.jsonl is damaged \(.*\) at line 1"),
     ],
 )
