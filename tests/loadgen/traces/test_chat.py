@@ -147,7 +147,7 @@ def test_a_file_without_sessions(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "header.jsonl", HEADER))
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(TraceError, match="empty.jsonl: is empty$"):
+    with pytest.raises(TraceError, match=r"empty.jsonl: is empty$"):
         read_trace(empty)
 
 
