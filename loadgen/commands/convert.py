@@ -51,6 +51,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert, and say what became of it."""
+    from loadgen.results.output import OutputError
     from loadgen.traces.convert import Changes, convert
     from loadgen.traces.formats import Format, TimeUnit, open_trace
     from loadgen.traces.model import TraceError
@@ -65,14 +66,12 @@ def run(options: argparse.Namespace) -> int:
         )
         changes = Changes(options.sort, options.length_scale, options.sessions, options.lossy)
         converted = convert(trace, options.target, Format(options.to), changes, _Progress(trace))
-    except TraceError as error:
+    except (TraceError, OutputError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except OSError as error:
-        print(f"loadgen: {options.target}: cannot be written: {error.strerror or error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    told = sys.stdout if options.target.is_file() else sys.stderr  # the trace itself may have gone to standard output
     for line in report(trace, options.target, options.to, converted):
-        print(line)
+        print(line, file=told)
     return 0
 
 

@@ -33,7 +33,10 @@ def check_writable(flag: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(flag: str, path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes its name at the end: nobody finds half of it. Raises `OutputError`."""
+    """A file to write, which takes its name at the end: nobody finds half of it. Raises `OutputError`.
+
+    One that takes the place of another may be read and written by whom that could.
+    """
     with _told(flag, path):
         if _in_place(path):
             with path.open("wb") as file:
@@ -43,6 +46,8 @@ def whole_file(flag: str, path: Path) -> Iterator[BinaryIO]:
         try:
             with partial.open("wb") as file:
                 yield file
+            if path.exists():
+                partial.chmod(path.stat().st_mode & 0o777)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -64,8 +64,17 @@ class Dates:
         return self._minute_ticks + int(second) * TICKS + round(int(fraction.ljust(9, "0")) / 100)
 
 
+def moved(header: Header, seconds: float) -> Header:
+    """The header of a trace whose first arrival is so many seconds after the date that its recipe tells, or before."""
+    start = header.recipe.get("start")
+    if not seconds or start is None or header.recipe.get("source_format") != Format.AZURE:
+        return header
+    ticks = Dates().ticks(str(start)) + round(seconds * TICKS)
+    return msgspec.structs.replace(header, recipe={**header.recipe, "start": date(ticks)})
+
+
 class AzureReader(Reader):
-    """Each row is a session of one turn, named by its line. The recipe's `start` is the first date."""
+    """Each row is a session of one turn, named by its line. The recipe's `start` is the first row's date."""
 
     format = Format.AZURE
     time_field = TIME

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import gzip
 import heapq
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedIOBase
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
+from loadgen.results.output import whole_file
+from loadgen.traces.azure import moved
 from loadgen.traces.formats import WRITERS, Clock, Format, TraceFile
-from loadgen.traces.model import Session, TraceError
+from loadgen.traces.model import Header, Session, TraceError
 from loadgen.traces.scale import scaled, scaled_header
 from loadgen.traces.writing import Losses
 
@@ -26,7 +27,7 @@ SORTED_IN_MEMORY = 1 << 26  # bytes of sessions that are sorted at a time
 EACH = 1000  # sessions between two reports of progress
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Session).decode
+_decode = msgspec.json.Decoder(tuple[float, Session]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,16 @@ def convert(
     """Write a trace's sessions to `path` in the format `to`, gzip-compressed if the path ends with .gz.
 
     The file is there only when all is written. Raises `TraceError` for what the target cannot hold (or, but for
-    `lossy`, holds only as another load), and `OSError` where it cannot be written.
+    `lossy`, holds only as another load), and `OutputError` where it cannot be written, before anything is read.
     """
     losses = Losses(to, changes.lossy)
     written = turns = 0
     with ExitStack() as stack:
-        sessions = stack.enter_context(_in_order(trace)) if changes.sort else trace.sessions()
-        header = trace.header
+        file = stack.enter_context(_written(path))
+        header, sessions = stack.enter_context(_in_order(trace)) if changes.sort else (trace.header, trace.sessions())
         if changes.length_scale != 1:
             sessions = scaled(sessions, header, changes.length_scale)
             header = scaled_header(header, changes.length_scale)
-        file = stack.enter_context(_replaced(path))
         try:
             writer = WRITERS[to](header, losses)
             file.write(writer.begin())
@@ -85,37 +85,26 @@ def convert(
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` if all goes well, and is gone if not."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as plain:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(fileobj=plain, mode="wb", filename="", mtime=0) as packed:
-                    yield cast(IO[bytes], packed)
-            else:
-                yield plain
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """The file that takes the place of `path` if all goes well. Raises `OutputError`."""
+    with whole_file("OUT", path) as plain:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=plain, mode="wb", filename="", mtime=0) as packed:
+                yield cast(BinaryIO, packed)
+        else:
+            yield plain
 
 
 @contextmanager
-def _in_order(trace: TraceFile) -> Iterator[Iterator[Session]]:
+def _in_order(trace: TraceFile) -> Iterator[tuple[Header, Iterator[Session]]]:
     """The sessions by arrival, sorted in parts on the disk: those with the same one stay as they are."""
     with ExitStack() as stack:
         parts = [stack.enter_context(part) for part in _sorted_parts(trace.sessions(in_order=False))]
         merged = heapq.merge(*(_read_part(part) for part in parts), key=_arrival)
+        first = next(merged, None)
+        header = trace.header if first is None else moved(trace.header, _arrival(first))
         clock = Clock("arrival")
-        yield (clock.check(session) for session in merged)
+        yield header, (clock.check(session) for session in chain([] if first is None else [first], merged))
 
 
 def _arrival(session: Session) -> float:
@@ -136,8 +125,10 @@ def _sorted_parts(sessions: Iterable[Session]) -> Iterator[BufferedIOBase]:
         return file
 
     for session in sessions:
-        line = _encode(session) + b"\n"
-        lines.append((_arrival(session), line))
+        # A time before that of the file's first record is below 0, which no session in a file has: it stands beside.
+        arrival = _arrival(session)
+        line = _encode((arrival, msgspec.structs.replace(session, arrival=None))) + b"\n"
+        lines.append((arrival, line))
         size += len(line)
         if size >= SORTED_IN_MEMORY:
             yield part()
@@ -147,4 +138,5 @@ def _sorted_parts(sessions: Iterable[Session]) -> Iterator[BufferedIOBase]:
 
 def _read_part(file: BufferedIOBase) -> Iterator[Session]:
     for line in file:
-        yield _decode(line)
+        arrival, session = _decode(line)
+        yield msgspec.structs.replace(session, arrival=arrival)

@@ -29,6 +29,14 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_new_file_is_as_open_as_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.touch(0o600)
+    with whole_file("--csv", path) as file:
+        file.write(b"new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+
+
 def test_a_pipe_is_written_in_place(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

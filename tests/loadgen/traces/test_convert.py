@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from loadgen import options
 from loadgen.cli import main
 from loadgen.commands import convert as command
+from loadgen.results.output import OutputError
 from loadgen.traces import convert as module
 from loadgen.traces.convert import Changes, Converted, convert
 from loadgen.traces.formats import Format, TimeUnit, open_trace
@@ -84,6 +86,39 @@ def test_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int) -> N
     assert [(line["timestamp"], line["input_length"]) for line in lines] == expected
 
 
+def test_dates_before_the_first_row_are_sorted_too(tmp_path: Path) -> None:
+    source, target = tmp_path / "source.csv", tmp_path / "target.csv"
+    head, *rows = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n",
+        "2023-11-16 18:15:46.6805900,11,2\n",
+        "2023-11-16 18:15:50.0000000,10,2\n",
+        "2023-11-17 00:00:00.0000001,12,2\n",
+    )
+    source.write_text(head + rows[1] + rows[0] + rows[2])
+    convert(open_trace(source), target, Format.AZURE, Changes(sort=True))
+    assert target.read_text() == head + "".join(rows)
+
+
+def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+    source = tmp_path / "source.jsonl"
+    source.write_text(mooncake(0) + "{bad")
+    with pytest.raises(OutputError, match=r"no/out: cannot be written"):
+        convert(open_trace(source), tmp_path / "no" / "out", Format.CHAT, Changes(sort=True))
+
+
+def test_a_pipe_is_no_file_to_replace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, pipe = tmp_path / "source.jsonl", tmp_path / "pipe"
+    source.write_text(mooncake(0))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["convert", str(source), str(pipe), "--to", "mooncake"]) == 0
+    assert json.loads(os.read(reader, 1000)) == json.loads(mooncake(0)) | {"hash_ids": [1 << 40]}
+    os.close(reader)
+    assert pipe.is_fifo()
+    told = capsys.readouterr()
+    assert (told.out, "1 sessions" in told.err) == ("", True)  # standard output may be where the trace went
+
+
 def test_sort_needs_times(tmp_path: Path) -> None:
     source = tmp_path / "source.jsonl"
     source.write_text('{"prompt": "x"}\n')
@@ -149,7 +184,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "says"),
     [
         (["missing", "out", "--to", "azure"], "loadgen: missing: cannot be read: No such file or directory"),
-        ([str(CHAT500), "nowhere/out", "--to", "vllm"], "loadgen: nowhere/out: cannot be written: No such file"),
+        ([str(CHAT500), "nowhere/out", "--to", "vllm"], "loadgen: OUT nowhere/out: cannot be written: No such file"),
         (
             [str(CHAT500), "out", "--to", "vllm", "--block-size", "16"],
             "--block-size: the format paged-top-chat",
@@ -187,7 +222,7 @@ def test_unknown_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_options_name_all_formats_and_units() -> None:
     assert set(options.FORMATS) == set(Format)
-    assert set(command.UNITS) == set(TimeUnit)
+    assert set(options.UNITS) == set(TimeUnit)
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
