@@ -8,8 +8,9 @@
 
 Figures that mean the same: AIPerf's time to first token, request latency and inter-chunk latency are our TTFT, E2E and
 ITL: both see chunks with content alone, and begin before a connection is made. Its inter-token latency is our TPOT. Its
-throughput ends at the last chunk with content, ours at the end of the last response. Exits with 1 if means or medians
-differ by more than 5 %.
+throughput ends at the last chunk with content, ours at the end of the last response. What the server says of itself is
+beside each: where the two differ and both agree with it, it was slower for one of them, which AIPerf's many processes
+can cause; so the server has half of the cores for itself. Exits with 1 if means or medians differ by more than 5 %.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -50,6 +55,11 @@ FIGURES = {  # ours, and the peer's name and statistic
     "request_throughput": ("request_throughput", "avg"),
     "total_input_tokens": ("total_usage_prompt_tokens", "avg"),
     "total_output_tokens": ("total_usage_completion_tokens", "avg"),
+}
+SERVER_FIGURES = {  # ours, and vLLM's name of what a server measures of itself
+    "mean_ttft_ms": "vllm:time_to_first_token_seconds",
+    "mean_e2el_ms": "vllm:e2e_request_latency_seconds",
+    "mean_tpot_ms": "vllm:request_time_per_output_token_seconds",
 }
 JUDGED = [name for name in FIGURES if not name.startswith("p90")]  # too few requests for tails
 
@@ -118,9 +128,43 @@ def _run(command: Sequence[str]) -> None:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}")
 
 
-def by_golden(url: str) -> Measured:
-    """What a golden server has really done since it was last asked; its answers have a chunk for each token."""
+class Truth:
+    """What a server itself has measured since it was last asked; nothing where it does not tell.
+
+    A golden server knows all; one with vLLM's metrics its means, from when it has read a request to when it writes.
+    """
+
+    def __init__(self, url: str, is_golden: bool) -> None:
+        self._url, self._is_golden = url, is_golden
+        self._sums: dict[str, float] = {}
+        self.told()
+
+    def told(self) -> Measured:
+        return _told_by_golden(self._url) if self._is_golden else self._told_by_metrics()
+
+    def _told_by_metrics(self) -> Measured:
+        try:
+            with urllib.request.urlopen(f"{self._url}/metrics") as reply:
+                lines = reply.read().decode()
+        except urllib.error.HTTPError:
+            return {}
+        sums: dict[str, float] = {}
+        for name, value in re.findall(r"^([\w:]+)(?:{.*})? (\S+)$", lines, re.MULTILINE):
+            sums[name] = sums.get(name, 0.0) + float(value)
+        grown = {name: value - self._sums.get(name, 0.0) for name, value in sums.items()}
+        self._sums = sums
+        return {
+            name: grown[f"{theirs}_sum"] / count * 1000
+            for name, theirs in SERVER_FIGURES.items()
+            if (count := grown.get(f"{theirs}_count"))
+        }
+
+
+def _told_by_golden(url: str) -> Measured:
+    """Its answers have a chunk for each token."""
     served = told_by(url).served
+    if not served:
+        return {}
     times = [[(moment - one.received) * 1000 for moment in one.content_times] for one in served]
     of = {
         "ttft": [moments[0] for moments in times],
@@ -136,38 +180,52 @@ def by_golden(url: str) -> Measured:
     return figures
 
 
+def cores() -> tuple[set[int], set[int]]:
+    """The server's, and those of whoever measures: what one needs must not slow the other down."""
+    mine = sorted(os.sched_getaffinity(0))
+    half = max(1, len(mine) // 2)
+    return set(mine[:half]), set(mine[half:] or mine)
+
+
 @contextlib.asynccontextmanager
 async def server(options: argparse.Namespace) -> AsyncIterator[str]:
-    """Its address. Our engine keeps no prefixes: every round finds what the first one found."""
+    """Its address. It has half of the cores, and this process and all that it starts later have the others.
+
+    Our engine keeps no prefixes: every round finds what the first one found.
+    """
     if options.url is not None:
         yield options.url
-    elif options.golden:
+        return
+    theirs, ours = cores()
+    os.sched_setaffinity(0, theirs)
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), str(len(theirs))))
+    if options.golden:
         with golden(0.1, 0.02) as url:
+            os.sched_setaffinity(0, ours)
             yield url
     else:
         async with EngineProcess(("--model", MODEL, "--no-prefix-cache"), print) as engine:
+            os.sched_setaffinity(0, ours)
             yield engine.url
 
 
 async def compare(options: argparse.Namespace) -> bool:
     """Rounds in which the two take turns at going first; whether all figures agree."""
     asked = bodies("golden" if options.golden else options.model, options.requests, options.words, options.tokens)
+    load = asked, options.rate, options.concurrency
     rounds: dict[str, list[Measured]] = {"loadgen": [], "aiperf": []}
     truths: dict[str, list[Measured]] = {"loadgen": [], "aiperf": []}
     async with server(options) as url:
         await asyncio.to_thread(by_loadgen, url, asked[:8], None, 4)  # what a first round alone would pay for
+        truth = Truth(url, options.golden)
         for number in range(options.rounds):
             for name in ("loadgen", "aiperf") if number % 2 == 0 else ("aiperf", "loadgen"):
-                if options.golden:
-                    told_by(url)
                 if name == "loadgen":
-                    found = await asyncio.to_thread(by_loadgen, url, asked, options.rate, options.concurrency)
+                    found = await asyncio.to_thread(by_loadgen, url, *load)
                 else:
-                    found = await asyncio.to_thread(
-                        by_aiperf, options.peer, url, asked, options.rate, options.concurrency
-                    )
+                    found = await asyncio.to_thread(by_aiperf, options.peer, url, *load)
                 rounds[name].append(found)
-                truths[name].append(by_golden(url) if options.golden else {})
+                truths[name].append(truth.told())
                 told = f"TTFT {found['mean_ttft_ms']:.1f} ms, TPOT {found['mean_tpot_ms']:.2f} ms"
                 print(f"round {number + 1}: {name}: {told}, {found['output_throughput']:.1f} tokens/s", flush=True)
     return show(rounds, truths)
