@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loadgen.agreement import Agreement, agreement
+from loadgen.arrivals import Poisson, parse_arrivals
 from loadgen.metrics.slo import Slo, parse_slo
 from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import WHOLE_RUN, Span, find_window, parse_span
@@ -223,7 +224,7 @@ def _settings(run: RunFile, figures: Figures) -> dict[str, Any]:
     header, end = run.header, run.end
     settings = header.settings
     own_engine = settings.url is None
-    rate = settings.arrivals.removeprefix("poisson:")
+    arrivals = parse_arrivals(settings.arrivals, settings.seed)
     out = msgspec.json.decode(msgspec.json.encode(settings), type=dict[str, Any])  # as it is read again
     del out["timeout"]
     return {
@@ -235,7 +236,7 @@ def _settings(run: RunFile, figures: Figures) -> dict[str, Any]:
         "sessions": header.sessions,
         "turns": header.turns,
         "speed_changes": [list(change) for change in end.speed_changes] if end else [],
-        "rate": float(rate) if rate != settings.arrivals else None,
+        "rate": arrivals.rate if isinstance(arrivals, Poisson) else None,
         "mode": settings.control.get("batching"),
         "alloc": settings.control.get("allocation"),
         "timeout_s": settings.timeout,

@@ -8,12 +8,13 @@ import io
 import tempfile
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
 
+from loadgen.arrivals import Gamma, Immediate, Poisson, parse_arrivals
 from loadgen.metrics.latency import Latencies, latencies
 from loadgen.metrics.slo import overall
 from loadgen.metrics.window import Part
@@ -90,7 +91,7 @@ def write_vllm(file: BinaryIO, run: Measured) -> None:
 def vllm_figures(document: Document) -> dict[str, Any]:
     """All but the lists and the peaks, under vLLM's names."""
     settings, summary = document["settings"], document["summary"]
-    rate, burstiness = _rate(settings["arrivals"])
+    rate, burstiness = _rate(settings)
     copied = ("duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
               "output_throughput", "total_token_throughput")  # fmt: skip
     started = datetime.datetime.fromisoformat(settings["started_at"])
@@ -112,14 +113,20 @@ def vllm_figures(document: Document) -> dict[str, Any]:
     }
 
 
-def _rate(arrivals: str) -> tuple[float | str | None, float | None]:
-    """Requests a second and their burstiness, where the arrivals are what vLLM can do; its own gamma of shape 1."""
-    kind, _, rest = arrivals.partition(":")
-    rate, _, burstiness = rest.partition(",burstiness=")
-    if kind == "inf":
-        return "inf", 1.0
-    if kind in ("poisson", "gamma"):
-        return float(rate), float(burstiness or 1.0)
+def _rate(settings: Mapping[str, Any]) -> tuple[float | str | None, float | None]:
+    """Requests/s and their burstiness, where the arrivals are what vLLM can do; Poisson is its gamma of shape 1.
+
+    None of sessions with several turns: theirs is a rate of sessions.
+    """
+    if settings["sessions"] != settings["turns"]:
+        return None, None
+    match parse_arrivals(settings["arrivals"], settings["seed"]):
+        case Immediate():
+            return "inf", 1.0
+        case Poisson(rate=rate):
+            return rate, 1.0
+        case Gamma(rate=rate, burstiness=burstiness):
+            return rate, burstiness
     return None, None
 
 

@@ -33,7 +33,7 @@ VLLM = {
 
 def a_run(path: Path, *records: RequestRecord, asked: Asked | None = None, **settings: Any) -> Measured:
     name = path / f"{len(list(path.iterdir()))}.jsonl"
-    return measure(write_run(name, records, END, header(1, len(records), **settings)), asked or Asked())
+    return measure(write_run(name, records, END, header(len(records), len(records), **settings)), asked or Asked())
 
 
 def rows(*runs: Measured) -> list[dict[str, str]]:
@@ -115,12 +115,23 @@ def test_goodput_of_vllm_and_only_what_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "expected"), [("inf", ("inf", 1.0)), ("poisson:2.5", (2.5, 1.0)), ("recorded", (None, None))]
+    ("arrivals", "expected"),
+    [
+        ("inf", ("inf", 1.0)),
+        (" poisson:2.5", (2.5, 1.0)),
+        ("gamma: burstiness = 0.5, 4", (4.0, 0.5)),
+        ("recorded", (None, None)),
+    ],
 )
 def test_rates_of_vllm(tmp_path: Path, arrivals: str, expected: tuple[object, object]) -> None:
     result = vllm(a_run(tmp_path, arrivals=arrivals))
     assert (result["request_rate"], result["burstiness"]) == expected
     assert result["itls"] == []
+
+
+def test_a_rate_of_sessions_is_none_of_requests(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a.jsonl", [completed(), completed(turn=1)], head=header(1, 2, arrivals="poisson:4"))
+    assert vllm(measure(run))["request_rate"] is None
 
 
 def test_an_answer_in_one_piece_has_no_ttft(tmp_path: Path) -> None:
