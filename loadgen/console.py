@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import TracebackType
 
 from rich.console import Console
 
@@ -16,6 +17,21 @@ class _Report(Console):
         raise BrokenPipeError
 
 
+class _Progress(Console):
+    """Standard error. What cannot be told there changes nothing of what is measured: from then on it is silent."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)  # here it writes
+        except OSError:
+            self.quiet = True
+
+
 def stdout() -> Console:
     """Where reports go."""
     return _Report() if sys.stdout.isatty() else _Report(width=WITHOUT_A_TERMINAL)
@@ -23,4 +39,4 @@ def stdout() -> Console:
 
 def stderr() -> Console:
     """Where progress goes."""
-    return Console(stderr=True)
+    return _Progress(stderr=True)

@@ -149,3 +149,27 @@ async def test_ctrl_c_between_two_repeats_reports_the_first(tmp_path: Path) -> N
     assert err.endswith("loadgen: interrupted\n")
     assert json.loads(out_file.read_text())["summary"]["completed"] == 2
     assert "turns completed" in out
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "says"),
+    [
+        ("exec 0<&-;", 0, ""),
+        ("exec 1>&-;", 0, ""),
+        ("exec 0<&- 1>&- 2>&-;", 0, ""),
+        ("exec 1>/dev/full;", 2, "loadgen: standard output: cannot be written: No space left on device"),
+        ("exec 2>/dev/full;", 0, ""),
+        ("exec 2> >(true);", 0, ""),
+    ],
+)
+async def test_standard_streams_that_are_closed_or_full(tmp_path: Path, before: str, code: int, says: str) -> None:
+    """A run is measured and its figures are kept, whether or not anybody can be told meanwhile."""
+    trace, run_file, out_file = write_trace(tmp_path / "t.jsonl", 20), tmp_path / "run.jsonl", tmp_path / "out.json"
+    async with GoldenServer(lambda _: answer(["a", "b"], first=0.5)) as server:
+        arguments = ("replay", trace, "--url", server.url, "--out", run_file, "--json", out_file, "--workers", 2)
+        returned, out, err = await loadgen(*arguments, before=before)
+    assert returned == code, err
+    assert says in err
+    assert ("turns completed" in out) == ("1>" not in before)
+    assert json.loads(out_file.read_text())["summary"]["completed"] == 20
+    assert all(json.loads(line) for line in run_file.read_text().splitlines())
