@@ -219,5 +219,5 @@ class Collector:
             ),
             openers=self._openings.prompts,
             openings=self._openings.openings(),
-            caches=self._caches.points(hits.pieces - hits.new_pieces.total),
+            caches=self._caches.points(hits.pieces - hits.new_pieces.total) if self._blocks == hits.pieces else (),
         )

@@ -154,9 +154,13 @@ def _arrival_cells(inspection: Inspection) -> list[tuple[str, str]]:
     if lengths.requests != sessions:
         timed = inspection.statistics.timed_requests
         cells.append(("requests whose time is known", counted(timed, lengths.requests)))
-    if arrivals.seconds:
-        for title, values in (("input", lengths.inputs), ("output", lengths.outputs)):
-            cells.append((f"{title} tokens/s", number(values.total / arrivals.seconds if values else None)))
+    if arrivals.rate is not None:  # as sessions/s, of which the last one's time has no end either
+        for title, values, estimated in (
+            ("input", lengths.inputs, lengths.estimated_inputs),
+            ("output", lengths.outputs, lengths.estimated_outputs),
+        ):
+            told = NOTHING if values is None else number(values.total / arrivals.arrivals * arrivals.rate)
+            cells.append((f"{title} tokens/s", _about(told, estimated > 0)))
     cells.append(("at the moment of the one before", counted(arrivals.at_once, arrivals.arrivals)))
     if arrivals.gaps:
         cells += _gap_cells(arrivals.gaps, arrivals)
@@ -182,7 +186,7 @@ def _context_cells(inspections: Sequence[Inspection]) -> Cells:
 
     def cells(inspection: Inspection) -> list[tuple[str, str]]:
         lengths = inspection.statistics.lengths
-        estimated = lengths.estimated_inputs > 0
+        estimated = lengths.estimated_inputs + lengths.estimated_outputs > 0
         contexts = [context for context, _ in lengths.over]
         shown = next((number for number, context in enumerate(contexts, 1) if longest <= context), len(contexts))
         return [
@@ -204,9 +208,10 @@ def _sharing_cells(inspection: Inspection) -> list[tuple[str, str]]:
         if hit.standard_error:
             rate += f" ± {2 * hit.rate_error:.1%}"
         cells.append((_hit_label(hit), _about(rate, estimated or hit.standard_error > 0)))
-    if sharing.repeated_blocks is not None:
-        cells.append((f"blocks of {sharing.block_size:,} that came before", f"{sharing.repeated_blocks:.1%}"))
     sampled = sharing.new_pieces_error > 0
+    if sharing.repeated_blocks is not None:
+        repeated = _about(f"{sharing.repeated_blocks:.1%}", sampled)
+        cells.append((f"blocks of {sharing.block_size:,} that came before", repeated))
     cells.append(("different tokens in all prompts", _about(short(sharing.new_tokens), estimated or sampled)))
     cells += _cache_cells(sharing)
     for system in sharing.systems:
@@ -271,4 +276,4 @@ def _lengths_of(lengths: Lengths, kind: str) -> tuple[Distribution | None, bool]
         return lengths.messages, lengths.estimated_messages > 0
     if kind == "output":
         return lengths.outputs, lengths.estimated_outputs > 0
-    return lengths.together if lengths.outputs else None, lengths.estimated_inputs > 0
+    return lengths.together if lengths.outputs else None, lengths.estimated_inputs + lengths.estimated_outputs > 0

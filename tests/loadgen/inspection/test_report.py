@@ -53,7 +53,22 @@ def test_an_estimate_says_so() -> None:
     sharing = msgspec.structs.replace(BLOCKS.statistics.sharing, hits=hits, new_pieces_error=1.0)
     sampled = msgspec.structs.replace(BLOCKS, statistics=msgspec.structs.replace(BLOCKS.statistics, sharing=sharing))
     assert rows([sampled])["ideal hit rate, blocks of 16"] == ("~ 30.0% ± 2.0%",)
+    assert rows([sampled])["blocks of 4 that came before"] == ("~ 98.0%",)
     assert "estimated by a sample" in printed([sampled])
+
+
+def test_rates_of_tokens_are_those_of_sessions_and_estimates_as_their_lengths_are() -> None:
+    chats = [chat(says("a", output=6), name=str(at), arrival=at / 2) for at in range(3)]
+    told = rows([BLOCKS, inspection(chats)])
+    assert told["sessions/s"] == ("2", "2")
+    assert told["input tokens/s"] == ("16", "~ 32")
+    assert told["output tokens/s"] == ("2", "12")
+
+
+def test_a_recorded_answer_is_an_estimate_in_every_sum_it_is_in() -> None:
+    told = inspection([chat(Turn(input_tokens=3000, reply="x" * 400))])
+    assert rows([told])["over 2,048 tokens, in and out"] == ("~ 1 (100.0%)",)
+    assert "input + output ~" in printed([told])
 
 
 def test_contexts_end_where_nothing_is_longer() -> None:

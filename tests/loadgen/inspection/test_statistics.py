@@ -115,3 +115,9 @@ def test_mooncakes_known_figures(mooncake: Path) -> None:
     assert told.arrivals.gaps.percentiles["p99"] == pytest.approx(3, abs=0.01)  # every 3 s
     assert told.sharing.openings[0].prompts == 12_031  # all begin with the same block
     assert told.sharing.caches[-1].found == pytest.approx(told.sharing.repeated_blocks)
+
+
+def test_caches_are_told_only_of_blocks() -> None:
+    twice = [blocks(8, (1, 2)), blocks(8, (1, 2))]
+    assert collected(twice).sharing.caches
+    assert collected([*twice, chat(says("a")), chat(says("a"))]).sharing.caches == ()
