@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from loadgen.arrivals import Users, parse_arrivals
 from loadgen.client import clock, open_http
 from loadgen.engine_process import EngineProcess
+from loadgen.limits import Limits, open_limits
 from loadgen.live.announce import announce
 from loadgen.live.screen import show
 from loadgen.live.state import RunState
@@ -120,36 +122,41 @@ class _Run:
     def __init__(
         self, settings: Settings, target: Target, prepared: Prepared, writer: RunWriter, before: float | None
     ) -> None:
-        self._target, self._writer = target, writer
+        self._settings, self._target, self._prepared, self._writer = settings, target, prepared, writer
         self._before = before or 0.0
+        self._resumes = before is not None
         self._notes = prepared.notes()
         self._pace = Pace(settings.speed)
         closed = isinstance(parse_arrivals(settings.arrivals, settings.seed), Users)
         self._rules = StopRules([parse_rule(rule) for rule in settings.until], closed)
-        self._job = Job(
-            settings=settings,
-            facts=prepared.facts,
-            vocabulary=prepared.vocabulary,
-            resumes=None if before is None else str(writer.path),
-            counts=prepared.counts,
+
+    def _job(self, limits: Limits) -> Job:
+        return Job(
+            settings=self._settings,
+            facts=self._prepared.facts,
+            vocabulary=self._prepared.vocabulary,
+            limits=limits,
+            resumes=str(self._writer.path) if self._resumes else None,
+            counts=self._prepared.counts,
         )
-        self._header = prepared.header
 
     async def play(
         self, http: aiohttp.ClientSession, watches: Watches, console: Console, steering: Steering, label: str
     ) -> RunEnd:
         """Play it to its end, or to an early one."""
-        header, rules, workers = self._header, self._rules, self._job.settings.workers
-        begin = clock() + LEAD
+        header, rules, settings = self._prepared.header, self._rules, self._settings
         progress = Progress(
-            label, header.sessions, header.turns, begin, self._pace.speed, rules.last_turn, rules.last_second
+            label, header.sessions, header.turns, clock(), self._pace.speed, rules.last_turn, rules.last_second
         )
 
         def take(record: RequestRecord) -> None:
             self._writer.append(record)
             progress.take(record)
 
-        async with open_players(workers, take, self._pace, self._target.api_key) as players:
+        async with AsyncExitStack() as stack:
+            limits = stack.enter_context(open_limits(rules.last_turn, settings.concurrency, settings.workers))
+            opened = open_players(self._job(limits), take, self._pace, self._target.api_key)
+            players = await stack.enter_async_context(opened)
             own = SelfWatch()
 
             def state() -> RunState:
@@ -168,11 +175,11 @@ class _Run:
                 asyncio.create_task(self._mind(state, players, progress, steering.stop)),
                 asyncio.create_task(own.run()),
             ]
-            if self._job.facts.kind == "paged-engine":
-                trace = Path(self._job.settings.file).stem
+            if self._prepared.facts.kind == "paged-engine":
+                trace = Path(settings.file).stem
                 helpers.append(asyncio.create_task(announce(state, http, self._target.url, trace)))
             try:
-                figures = await players.play(self._job, begin, begin - self._before, rules.last_turn)
+                figures = await players.play(begin, begin - self._before)
                 end = max(begin, clock())  # it may be stopped before it began
                 if progress.stopping is None and (last := state()).sent < last.turns:
                     progress.stopping = rules.check(last)
@@ -185,7 +192,7 @@ class _Run:
             if not helper.cancelled() and (problem := helper.exception()) is not None:
                 raise problem
         await self._look_at_engine(told, progress)
-        processes: list[SelfFigures] = figures if workers == 1 else [*figures, own.figures()]
+        processes: list[SelfFigures] = figures if settings.workers == 1 else [*figures, own.figures()]
         return RunEnd(
             at=round(end - begin + self._before, 6),
             stopped_by=progress.stopping,

@@ -7,21 +7,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from loadgen.arrivals import Arrivals, Recorded, Users, parse_arrivals
 from loadgen.asking import Asker
-from loadgen.client import clock, open_http
+from loadgen.client import open_http
+from loadgen.limits import Budget, Limits, Tickets
 from loadgen.live.tally import Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Ended, Pace
 from loadgen.played import header_of, played, trace_of
 from loadgen.results.run_file import RunFile
 from loadgen.server import ServerFacts
-from loadgen.session import Budget, Setting, run_session
+from loadgen.session import Setting, run_session
 from loadgen.settings import Settings
 from loadgen.text.tokenizer import open_tokenizer
 from loadgen.text.vocabulary import Vocabulary
@@ -29,60 +31,71 @@ from loadgen.traces.model import Session
 
 LOOKAHEAD = 1.0  # seconds before its arrival in which a session's first request is written
 MOST_QUEUED = 10_000  # sessions that are written or wait for a slot; the rest wait in the trace, their moments known
-_NO_LIMIT = 2**31
 
 _Arrive = Callable[[], Awaitable[float]]
+_Sessions = Iterator[tuple[int, Session]]
 _Feed = Iterator[tuple[int, Session, float]]
-_One = Callable[[Session, int, _Arrive], Coroutine[None, None, None]]
+_One = Callable[[Session, int, _Arrive], Coroutine[None, None, float]]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's part of a run: every `workers`-th session from the `worker`-th on, of those not done before."""
+    """One process's part of a run, of the sessions that are not done yet.
+
+    That is every `workers`-th from the `worker`-th on, or what its users take.
+    """
 
     settings: Settings
     facts: ServerFacts
     vocabulary: Vocabulary | None
+    limits: Limits
     worker: int = 0
     workers: int = 1
     resumes: str | None = None  # the run's file, whose finished sessions are left out
     counts: bool = False  # answers and recorded replies are counted by a tokenizer where nothing else tells
 
-    def share(self, amount: int) -> int:
-        """This process's part of an amount that all of them make together."""
-        return amount // self.workers + (self.worker < amount % self.workers)
-
 
 @dataclass(slots=True)
 class Controls:
-    """What can be changed while it plays: how fast, how many more requests, and whether to drop what runs."""
+    """What can be changed while it plays: how fast, whether more is sent, and whether to drop what runs."""
 
     pace: Pace
+    budget: Budget
     arrivals: Pace = field(default_factory=lambda: Pace(1.0))  # by which sessions come whose times are not the trace's
-    budget: Budget = field(default_factory=lambda: Budget(float("inf")))
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     def drain(self) -> None:
         """Send nothing more; what runs comes to its end."""
-        self.budget.left = 0
+        self.budget.end()
         self.pace.end()
         self.arrivals.end()
 
 
-def _left(job: Job) -> Iterator[tuple[int, Session]]:
+def _left(job: Job, stop: asyncio.Event) -> _Sessions:
     """What is to be played, with places in the trace: all sessions, or those that an interrupted run has not ended."""
     over = RunFile.read(Path(job.resumes)).final_turns() if job.resumes else {}
     for index, session in played(trace_of(job.settings), job.settings, job.facts.max_model_len):
+        if stop.is_set():
+            return
         if over.get(index, 0) < len(session.turns):
             yield index, session
 
 
-def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals | Users) -> Iterator[tuple[int, Session, float]]:
-    """Sessions with their place in the trace, and when they start (0 where users take them)."""
-    if isinstance(arrivals, Users):
-        return ((index, session, 0.0) for index, session in sessions)
+def _timed(sessions: _Sessions, arrivals: Arrivals) -> _Feed:
+    """Sessions with their place in the trace, and when they start."""
     ours, theirs = tee(sessions)
     times = arrivals.times(session.arrival for _, session in theirs)
     return ((index, session, time) for (index, session), time in zip(ours, times, strict=False))
+
+
+def _taken(sessions: _Sessions, tickets: Tickets) -> _Sessions:
+    """Of the sessions that all processes go through, those whose number this one draws."""
+    passed = 0
+    while (number := tickets.take()) is not None:
+        session = next(islice(sessions, number - passed, None), None)
+        if session is None:
+            return
+        passed = number + 1
+        yield session
 
 
 async def _open_loop(feed: _Feed, by: Pace, setting: Setting, one: _One) -> None:
@@ -101,80 +114,106 @@ async def _open_loop(feed: _Feed, by: Pace, setting: Setting, one: _One) -> None
             with suppress(Ended):
                 await by.until(start, LOOKAHEAD)
             await asyncio.sleep(0)  # however many are due at once: what runs goes on between two of them
-            while coming + setting.tally.queued > MOST_QUEUED and setting.budget.left >= 1:
+            while coming + setting.tally.queued > MOST_QUEUED and not setting.budget.over:
                 await asyncio.sleep(0.01)
-            if setting.budget.left < 1:
+            if setting.budget.over:
                 break
             coming += 1
             group.create_task(one(session, index, partial(arrive, start)))
 
 
-async def _closed_loop(feed: _Feed, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:
+async def _closed_loop(sessions: _Sessions, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:
     """Each user plays one session after the other, and thinks between them."""
     begin = by.moment(0.0)
 
     async def user(ready: float) -> None:
-        for index, session, _ in feed:
+        for index, session in sessions:
 
             async def arrive(moment: float = ready) -> float:
                 return await by.until(by.trace(moment))
 
-            await one(session, index, arrive)
-            if setting.budget.left < 1:
+            over = await one(session, index, arrive)
+            if setting.budget.over:
                 return
-            ready = clock() + users.think / setting.pace.speed
+            ready = over + users.think / setting.pace.speed
 
     async with asyncio.TaskGroup() as group:
         for number in range(job.worker, users.count, job.workers):
             group.create_task(user(begin + users.start(number)))
 
 
-async def play(
-    job: Job,
-    controls: Controls,
-    tally: Tally,
-    report: Callable[[RequestRecord], None],
-    begin: float,
-    zero: float,
-    api_key: str | None = None,
-) -> None:
-    """Play the job's sessions from the moment `begin` on, until all have ended or `controls.stop` is set.
+class Player:
+    """Plays a job, opened by `async with` before the run begins: what takes long is done then.
 
-    Records count from `zero`: a run that goes on after a pause has begun before. Whoever holds `controls` may change
-    the speed and drain it meanwhile. Every turn of a session that began has been reported when it returns.
+    Whoever holds `controls` may change the speed and drain it meanwhile.
     """
-    settings = job.settings
-    arrivals = parse_arrivals(settings.arrivals, settings.seed)
-    by = controls.pace if isinstance(arrivals, Recorded) else controls.arrivals
-    for pace in (controls.pace, controls.arrivals):
-        pace.begin(begin)
-    slots = _NO_LIMIT if settings.concurrency is None else job.share(settings.concurrency)
-    async with open_http(api_key) as http:
-        tokenizer = open_tokenizer(settings.tokenizer, http, job.facts) if job.counts else None
+
+    def __init__(
+        self,
+        job: Job,
+        controls: Controls,
+        tally: Tally,
+        report: Callable[[RequestRecord], None],
+        api_key: str | None = None,
+    ) -> None:
+        self._job, self._controls, self._tally, self._report = job, controls, tally, report
+        self._http = open_http(api_key)
+
+    async def __aenter__(self) -> Self:
+        """Raises `TraceError`, `ResultError` or `TokenizerError`."""
+        job, settings = self._job, self._job.settings
+        try:
+            self._asker = Asker(header_of(trace_of(settings), settings), job.facts, settings, job.vocabulary)
+            self._tokenizer = open_tokenizer(settings.tokenizer, self._http, job.facts) if job.counts else None
+            left = _left(job, self._controls.stop)
+            first = await asyncio.to_thread(next, left, None)  # past all that was done before
+            self._sessions: _Sessions = left if first is None else chain([first], left)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._controls.stop.set()
+        await self._http.close()
+
+    async def play(self, begin: float, zero: float) -> None:
+        """Play from the moment `begin` on, until all sessions have ended or `controls.stop` is set.
+
+        Records count from `zero`: a run that goes on after a pause has begun before. Every turn of a session that
+        began has been reported when it returns.
+        """
+        job, settings, controls = self._job, self._job.settings, self._controls
+        arrivals = parse_arrivals(settings.arrivals, settings.seed)
+        by = controls.pace if isinstance(arrivals, Recorded) else controls.arrivals
+        for pace in (controls.pace, controls.arrivals):
+            pace.begin(begin)
         setting = Setting(
-            http=http,
+            http=self._http,
             url=job.facts.url,
-            asker=Asker(header_of(trace_of(settings), settings), job.facts, settings, job.vocabulary),
+            asker=self._asker,
             pace=controls.pace,
             timeout=settings.timeout,
             retries=settings.retries,
             stream=settings.stream,
-            slots=asyncio.Semaphore(slots),
+            slots=job.limits.open_slots(),
             budget=controls.budget,
-            tally=tally,
+            tally=self._tally,
             zero=zero,
-            report=report,
-            tokenizer=tokenizer,
+            report=self._report,
+            tokenizer=self._tokenizer,
         )
 
-        async def one(session: Session, index: int, arrive: _Arrive) -> None:
-            await run_session(session, index, arrive, setting)
-            tally.session_done()
+        async def one(session: Session, index: int, arrive: _Arrive) -> float:
+            over = await run_session(session, index, arrive, setting)
+            self._tally.session_done()
+            return over
 
-        feed = islice(_timed(_left(job), arrivals), job.worker, None, job.workers)
         if isinstance(arrivals, Users):
-            playing = asyncio.create_task(_closed_loop(feed, arrivals, job, by, setting, one))
+            taken = _taken(self._sessions, Tickets(job.limits.taken))
+            playing = asyncio.create_task(_closed_loop(taken, arrivals, job, by, setting, one))
         else:
+            feed = islice(_timed(self._sessions, arrivals), job.worker, None, job.workers)
             playing = asyncio.create_task(_open_loop(feed, by, setting, one))
         stopper = asyncio.create_task(controls.stop.wait())
         try:
@@ -183,5 +222,6 @@ async def play(
             for task in (playing, stopper):
                 task.cancel()
             await asyncio.wait({playing, stopper})
+            await self._http.close()  # the report needs open files, too
         if not playing.cancelled() and (problem := playing.exception()) is not None:
             raise problem.exceptions[0] if isinstance(problem, ExceptionGroup) else problem

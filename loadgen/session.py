@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -11,26 +10,13 @@ from msgspec import UNSET
 
 from loadgen.asking import Asker, Payload
 from loadgen.client import Response, clock, complete
+from loadgen.limits import Budget, Slots
 from loadgen.live.tally import Tally
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
 from loadgen.pace import Ended, Pace
 from loadgen.text.replies import count_replies
 from loadgen.text.tokenizer import Tokenizer
 from loadgen.traces.model import Session
-
-
-@dataclass(slots=True)
-class Budget:
-    """How many requests may still be sent: a stop rule's count, or none when a run is to end what it has begun."""
-
-    left: float
-
-    def take(self) -> bool:
-        """Whether one more may be sent; if so it is counted."""
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +34,7 @@ class Setting:
     timeout: float
     retries: int
     stream: bool
-    slots: asyncio.Semaphore
+    slots: Slots
     budget: Budget
     tally: Tally
     zero: float
@@ -120,8 +106,8 @@ async def _send(
     return response
 
 
-async def run_session(session: Session, index: int, arrive: Callable[[], Awaitable[float]], setting: Setting) -> None:
-    """Play one session, reporting one record for every turn whatever happens.
+async def run_session(session: Session, index: int, arrive: Callable[[], Awaitable[float]], setting: Setting) -> float:
+    """Play one session, reporting one record for every turn whatever happens; returns the moment it was over.
 
     `index` is its place in the trace; `arrive` waits for its arrival and returns the moment of that. A failed turn ends
     the session: its later turns are reported as not sent.
@@ -131,6 +117,7 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
     reported = 0
     start = ready = 0.0  # in seconds of the trace, known once it has arrived
     due: float | None = None
+    over: float | None = None
     rest = Outcome.NOT_REACHED
     try:
         session = await count_replies(session, setting.tokenizer)
@@ -148,16 +135,17 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
                 await setting.slots.acquire()
             try:
                 if not setting.budget.take():
-                    return
+                    break
                 reported, due = number + 1, None  # whatever happens now, it is reported there
                 response = await _send(session, index, number, scheduled, payload, setting)
             finally:
                 setting.slots.release()
+            over = response.ended
             if response.outcome is not Outcome.COMPLETED:
                 rest = Outcome.NOT_SENT
-                return
+                break
             replies[number] = response.text
-            ready = pace.trace(response.ended if response.ended is not None else clock())
+            ready = pace.trace(clock() if over is None else over)
     except Ended:
         pass  # what is left is told below
     finally:
@@ -174,3 +162,4 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
                 )
             )
             due = None
+    return clock() if over is None else over

@@ -9,14 +9,13 @@ import sys
 from contextlib import suppress
 
 from loadgen.live.tally import Tally
-from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
-from loadgen.player import Controls, play
+from loadgen.player import Controls, Player
 from loadgen.self_watch import SelfWatch
-from loadgen.session import Budget
 from loadgen.workers import (
     API_KEY,
     COUNTS_EVERY,
+    Begin,
     Drain,
     Failed,
     Finished,
@@ -36,8 +35,10 @@ def _tell(message: Message) -> None:
     sys.stdout.buffer.write(encode(message) + b"\n")
 
 
-def _obey(order: Order, controls: Controls) -> None:
+def _obey(order: Order, controls: Controls, begins: asyncio.Future[Begin]) -> None:
     match order:
+        case Begin():
+            begins.set_result(order)
         case Speed(speed, at):
             controls.pace.set_speed(speed, at)
         case Drain():
@@ -57,22 +58,21 @@ async def _orders() -> asyncio.StreamReader:
 
 async def _work() -> None:
     orders = await _orders()
-    _tell(Ready())
-    sys.stdout.buffer.flush()
     line = await orders.readline()
     if not line:
         return  # nobody wants it any more
     start = decode_order(line)
     assert isinstance(start, Start)
-    controls = Controls(Pace(start.job.settings.speed))
-    if start.budget is not None:
-        controls.budget = Budget(start.budget)
+    job = start.job
+    controls = Controls(Pace(start.speed), job.limits.open_budget())
     tally, watch = Tally(), SelfWatch()
+    begins: asyncio.Future[Begin] = asyncio.get_running_loop().create_future()
 
     async def listen() -> None:
         while line := await orders.readline():
-            _obey(decode_order(line), controls)
+            _obey(decode_order(line), controls, begins)
         controls.stop.set()  # whoever started this is gone
+        begins.cancel()
 
     async def tell() -> None:
         while True:
@@ -80,16 +80,19 @@ async def _work() -> None:
             _tell(Told(tally.counts(), watch.figures()))
             sys.stdout.buffer.flush()
 
-    def report(record: RequestRecord) -> None:
-        _tell(record)
-
-    helpers = [asyncio.create_task(watch.run()), asyncio.create_task(listen()), asyncio.create_task(tell())]
+    helpers = [asyncio.create_task(listen())]
     try:
-        await play(start.job, controls, tally, report, start.begin, start.zero, os.environ.get(API_KEY))
+        async with Player(job, controls, tally, _tell, os.environ.get(API_KEY)) as player:
+            _tell(Ready())
+            sys.stdout.buffer.flush()
+            begin = await begins
+            watch = SelfWatch()
+            helpers += [asyncio.create_task(watch.run()), asyncio.create_task(tell())]
+            await player.play(begin.at, begin.zero)
         _tell(Told(tally.counts(), watch.figures()))
         _tell(Finished(watch.figures()))
     except Exception as error:
-        _tell(Failed(f"client process {start.job.worker}: {type(error).__name__}: {error}"))
+        _tell(Failed(f"client process {job.worker}: {type(error).__name__}: {error}"))
         raise
     finally:
         for helper in helpers:
@@ -99,7 +102,7 @@ async def _work() -> None:
 def main() -> None:
     """Play one job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError, asyncio.CancelledError):  # whoever started this is gone
         asyncio.run(_work())
         sys.stdout.buffer.flush()
 

@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 import msgspec
 
 from loadgen.live.tally import Counts, Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
-from loadgen.player import Controls, Job, play
+from loadgen.player import Controls, Job, Player
 from loadgen.self_watch import SelfFigures, SelfWatch
 
 API_KEY = "LOADGEN_API_KEY"  # not in the arguments, which everybody on the machine can read
@@ -32,12 +32,17 @@ class WorkerError(Exception):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="order"):
-    """What to play, and from which moment of the clock on."""
+    """What to play, and how fast."""
 
     job: Job
-    begin: float
+    speed: float
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", tag_field="order"):
+    """Play from a moment of the clock on; records count from `zero`."""
+
+    at: float
     zero: float
-    budget: float | None
 
 
 class Speed(msgspec.Struct, frozen=True, tag="speed", tag_field="order"):
@@ -56,7 +61,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="order"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="kind"):
-    """The process is up: imports are done."""
+    """The process can begin to play at once."""
 
 
 class Told(msgspec.Struct, frozen=True, tag="counts", tag_field="kind"):
@@ -78,15 +83,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", tag_field="kind"):
     why: str
 
 
-Order = Start | Speed | Drain | Stop
+Order = Start | Begin | Speed | Drain | Stop
 Message = Ready | Told | RequestRecord | Finished | Failed
 
 
 class Players(Protocol):
-    """All client processes of one run. `take` gets every record of theirs."""
+    """All client processes of one run, ready to begin. Each record of theirs has been told when they are done."""
 
-    async def play(self, job: Job, begin: float, zero: float, budget: float | None) -> list[SelfFigures]:
-        """Play to the end, or until stopped; what each process needed for it. Raises `WorkerError`."""
+    async def play(self, begin: float, zero: float) -> list[SelfFigures]:
+        """Play to the end, or until stopped; what each process needed for it.
+
+        Raises `WorkerError`, and what `Player` raises.
+        """
         ...
 
     def set_speed(self, speed: float, at: float) -> None:
@@ -106,21 +114,30 @@ class Players(Protocol):
         ...
 
 
+Opened = contextlib.AbstractAsyncContextManager[Players]
+
+
 class ThisProcess:
     """The run in this very process."""
 
-    def __init__(self, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
-        self._take, self._api_key = take, api_key
+    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
         self._tally = Tally()
-        self._controls = Controls(pace)
+        self._controls = Controls(pace, job.limits.open_budget())
+        self._player = Player(job, self._controls, self._tally, take, api_key)
         self._watch = SelfWatch()
 
-    async def play(self, job: Job, begin: float, zero: float, budget: float | None) -> list[SelfFigures]:
-        if budget is not None:
-            self._controls.budget.left = min(budget, self._controls.budget.left)
+    async def __aenter__(self) -> Self:
+        await self._player.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._player.__aexit__()
+
+    async def play(self, begin: float, zero: float) -> list[SelfFigures]:
+        self._watch = SelfWatch()
         watching = asyncio.create_task(self._watch.run())
         try:
-            await play(job, self._controls, self._tally, self._take, begin, zero, self._api_key)
+            await self._player.play(begin, zero)
         finally:
             watching.cancel()
         return [self._watch.figures()]
@@ -141,18 +158,19 @@ class ThisProcess:
 class Children:
     """A run in several processes, started by `async with`; they end with it, or when this process is gone."""
 
-    def __init__(self, count: int, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
-        self._count, self._take, self._pace, self._api_key = count, take, pace, api_key
+    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
+        self._job, self._take, self._pace, self._api_key = job, take, pace, api_key
+        self._count = job.settings.workers
         self._processes: list[asyncio.subprocess.Process] = []
         self._told: dict[int, Told] = {}
 
-    async def __aenter__(self) -> Children:
+    async def __aenter__(self) -> Self:
         environment = dict(os.environ)
         environment.pop(API_KEY, None)
         if self._api_key is not None:
             environment[API_KEY] = self._api_key
         try:
-            for _ in range(self._count):
+            for number in range(self._count):
                 self._processes.append(
                     await asyncio.create_subprocess_exec(
                         *(sys.executable, "-m", "loadgen.worker"),
@@ -161,11 +179,18 @@ class Children:
                         env=environment,
                         limit=_LONGEST_LINE,
                         start_new_session=True,  # Ctrl-C reaches this process alone, which then stops them
+                        pass_fds=self._job.limits.descriptors,
                     )
                 )
+                part = msgspec.structs.replace(self._job, worker=number, workers=self._count)
+                self._order(number, Start(part, self._pace.speed))
             for number in range(self._count):
-                if not isinstance(await self._next(number), Ready):
-                    raise WorkerError(f"client process {number} did not begin as expected")
+                match await self._next(number):
+                    case Ready():
+                        continue
+                    case Failed(why):
+                        raise WorkerError(why)
+                raise WorkerError(f"client process {number} did not begin as expected")
         except BaseException:
             await self._end()
             raise
@@ -202,7 +227,7 @@ class Children:
         process = self._processes[number]
         assert process.stdout is not None
         line = await process.stdout.readline()
-        if not line:
+        if not line.endswith(b"\n"):  # none, or one that it was killed in
             code = await process.wait()
             raise WorkerError(f"client process {number} ended with exit code {code}; --workers 1 shows why")
         return decode_message(line)
@@ -221,16 +246,22 @@ class Children:
                 case Ready():
                     raise WorkerError(f"client process {number} began twice")
 
-    async def play(self, job: Job, begin: float, zero: float, budget: float | None) -> list[SelfFigures]:
+    async def play(self, begin: float, zero: float) -> list[SelfFigures]:
         self._pace.begin(begin)
-        for number in range(self._count):
-            part = msgspec.structs.replace(job, worker=number, workers=self._count)
-            self._order(number, Start(part, begin, zero, None if budget is None else part.share(int(budget))))
+        self._order_all(Begin(begin, zero))
+        hearing = [asyncio.create_task(self._hear(number)) for number in range(self._count)]
         try:
-            async with asyncio.TaskGroup() as group:
-                hearing = [group.create_task(self._hear(number)) for number in range(self._count)]
-        except ExceptionGroup as problems:
-            raise problems.exceptions[0] from None
+            ended, going = await asyncio.wait(hearing, return_when=asyncio.FIRST_EXCEPTION)
+            if going:  # the run cannot be whole any more, but what the others have counts
+                self.stop()
+                await asyncio.wait(going, timeout=STOP_TIMEOUT)
+        finally:
+            for task in hearing:
+                task.cancel()
+            await asyncio.wait(hearing)
+        for task in ended:
+            if (problem := task.exception()) is not None:
+                raise problem
         return [task.result() for task in hearing]
 
     def set_speed(self, speed: float, at: float) -> None:
@@ -252,13 +283,9 @@ decode_order = msgspec.json.Decoder(Order).decode
 decode_message = msgspec.json.Decoder(Message).decode
 
 
-@contextlib.asynccontextmanager
-async def open_players(
-    workers: int, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None
-) -> AsyncIterator[Players]:
-    """One process, or as many as asked for. Raises `WorkerError` if one does not come up."""
-    if workers == 1:
-        yield ThisProcess(take, pace, api_key)
-        return
-    async with Children(workers, take, pace, api_key) as children:
-        yield children
+def open_players(job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> Opened:
+    """One process, or as many as the settings ask for, by `async with`.
+
+    `take` gets every record. Raises as `Player`, and `WorkerError` if a process does not come up.
+    """
+    return (ThisProcess if job.settings.workers == 1 else Children)(job, take, pace, api_key)

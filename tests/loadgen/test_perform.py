@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
@@ -20,6 +22,7 @@ from loadgen import server as server_module
 from loadgen.engine_watch import EngineError
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
 from loadgen.perform import BY_HAND, perform
+from loadgen.played import played
 from loadgen.results.document import document
 from loadgen.results.run_file import RunFile
 from loadgen.server import ServerError
@@ -400,6 +403,82 @@ async def test_several_processes_stop_with_what_there_is(run: Runner) -> None:
     trace = trace_of((0, [turn("quick")]), (0, [turn("slow"), turn("b")]), (900, [turn("late"), turn("c")]))
     ran = await run(trace, script, stop, workers=2)
     assert (ran.summary["completed"], ran.summary["interrupted"], ran.summary["not_reached"]) == (1, 1, 3)
+
+
+async def test_several_processes_share_the_slots(run: Runner) -> None:
+    """Also where there are fewer slots than processes, and where the long sessions are all one process's."""
+    trace = trace_of(*((0.0, [turn("a", 1)] * (1 if i % 3 else 4)) for i in range(12)))
+
+    class Two(Gate):
+        wanted = 2
+
+    ran = await run(trace, server_type=Two, workers=3, concurrency=2)
+    assert (ran.summary["completed"], ran.server.peak_in_flight) == (24, 2)
+
+
+async def test_several_processes_share_the_requests_that_may_be_sent(run: Runner) -> None:
+    """One process has but 3 turns to play, and the others play the rest."""
+    trace = trace_of(*((0.0, [turn("a", 1)] * (3 if i % 3 else 1)) for i in range(9)))
+    ran = await run(trace, until=("requests=20",), workers=3)
+    assert (len(ran.server.served), ran.summary["completed"], ran.summary["not_reached"]) == (20, 20, 1)
+
+
+@pytest.mark.parametrize("users", [2, 5])
+async def test_users_of_several_processes_take_the_next_session_of_all(run: Runner, users: int) -> None:
+    trace = trace_of(*((0.0, [turn(f"m{i}", 1)] * (1 if i % 3 else 3)) for i in range(15)))
+
+    class AllOfThem(Gate):
+        wanted = users
+
+    ran = await run(trace, server_type=AllOfThem, workers=3, arrivals=f"users:{users}")
+    assert (ran.summary["completed"], ran.server.peak_in_flight) == (25, users)
+    firsts = [talk(served.body)[-1] for served in ran.server.served if len(served.body["messages"]) == 2]
+    assert sorted(firsts[:users]) == [f"m{i}" for i in range(users)]
+
+
+async def test_a_speed_that_is_set_before_several_processes_begin(run: Runner) -> None:
+    steering = Steering()
+    steering.set_speed(50.0)
+    trace = trace_of((0.0, [turn("a", 1)]), (5.0, [turn("b", 1)]))
+    async with GoldenServer(words) as server:
+        settings, path = run.settings(trace, workers=2), run.folder / "run.jsonl"
+        ran = await perform(settings, Target(server.url), path, Console(file=io.StringIO()), steering)
+    assert max(record.scheduled or 0.0 for record in ran.records()) == pytest.approx(0.1, abs=0.01)
+
+
+async def test_nothing_is_late_for_what_is_read_first(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a long run that is gone on with: the schedule begins when the first session is there."""
+    real = played
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(2.0)
+        yield from real(*arguments)
+
+    monkeypatch.setattr(player_module, "played", slowly)
+    ran = await run(trace_of((0.0, [turn("a", 1)])))
+    assert ran.summary["max_send_lag_ms"] < 1000
+
+
+async def test_what_the_others_have_outlives_a_client_process(run: Runner) -> None:
+    stalled: list[int] = []
+
+    def script(body: dict[str, Any]) -> Script:
+        if talk(body)[-1] != "last":
+            return words(body)
+        stalled.append(1)
+        if len(stalled) == 2:
+            alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+            next(child for child in alive if "loadgen.worker" in child.cmdline()).kill()
+        return Script([role(), text("a"), Stall()])
+
+    trace = trace_of(*((0.0, [turn("a", 1)]) for _ in range(9)), (1.5, [turn("last")]), (1.5, [turn("last")]))
+    path = run.folder / "run.jsonl"
+    async with GoldenServer(script) as server:
+        with pytest.raises(Exception, match=r"client process \d ended with exit code -9"):
+            await run.perform(run.settings(trace, workers=2), server.url, into=path)
+    outcomes = [record.outcome for record in RunFile.read(path).records()]
+    assert outcomes.count(Outcome.COMPLETED) == 9
+    assert outcomes.count(Outcome.INTERRUPTED) == 1  # of the process that was left
 
 
 async def test_an_interrupted_run_is_gone_on_with(run: Runner, tmp_path: Path) -> None:
