@@ -194,6 +194,7 @@ def take_chunk(chunk: Chunk, response: Response) -> bool:
 
 async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: Callable[[], None]) -> None:
     """Take a stream of events to its end."""
+    response.streamed = True
     parser = EventParser()
     async for received in content.iter_any():
         now = clock()

@@ -46,40 +46,50 @@ class Setting:
         return None if moment is None else round(moment - self.zero, 6)
 
 
-async def _output_tokens(response: Response, setting: Setting) -> tuple[int, TokenSource]:
+async def _counted(response: Response, setting: Setting) -> int | None:
+    """The tokens of a whole answer of which the server does not tell them, by the tokenizer; None: nobody counts."""
+    told = response.usage is not None and response.usage.completion_tokens is not None
+    if told or setting.tokenizer is None or response.outcome is not Outcome.COMPLETED or not response.chunks:
+        return None
+    (tokens,) = await setting.tokenizer.count([response.text])
+    return tokens
+
+
+def _output_tokens(response: Response, counted: int | None) -> tuple[int, TokenSource]:
     """The answer's tokens, and who counted them."""
     if response.usage is not None and response.usage.completion_tokens is not None:
         return response.usage.completion_tokens, TokenSource.USAGE
-    if not response.chunks:
-        return 0, TokenSource.NONE
-    if setting.tokenizer is not None and response.outcome is Outcome.COMPLETED:
-        (tokens,) = await setting.tokenizer.count([response.text])
-        return tokens, TokenSource.TOKENIZER
-    return len(response.chunks), TokenSource.CHUNKS
+    if counted is not None:
+        return counted, TokenSource.TOKENIZER
+    if response.chunks:
+        return len(response.chunks), TokenSource.CHUNKS
+    return 0, TokenSource.NONE
 
 
 async def _send(
     session: Session, index: int, turn: int, scheduled: float, payload: Payload, setting: Setting
 ) -> Response:
-    """Send one turn and report it, whatever comes."""
-    response = Response()
-    tokens, source = 0, TokenSource.NONE
+    """Send one turn in the slot that it has, free that, and report the turn, whatever comes."""
+    response = Response(streamed=setting.stream)
+    counted = None
     try:
-        with setting.tally.running():
-            await complete(
-                setting.http,
-                setting.url,
-                payload,
-                response,
-                timeout=setting.timeout,
-                on_chunk=setting.tally.count_chunk,
-                retries=setting.retries,
-                stream=setting.stream,
-            )
-        tokens, source = await _output_tokens(response, setting)
+        try:
+            with setting.tally.running():
+                await complete(
+                    setting.http,
+                    setting.url,
+                    payload,
+                    response,
+                    timeout=setting.timeout,
+                    on_chunk=setting.tally.count_chunk,
+                    retries=setting.retries,
+                    stream=setting.stream,
+                )
+        finally:
+            setting.slots.release()
+        counted = await _counted(response, setting)
     finally:
-        if source is TokenSource.NONE and response.chunks:  # cut short: what came is known by its chunks
-            tokens, source = len(response.chunks), TokenSource.CHUNKS
+        tokens, source = _output_tokens(response, counted)
         usage = response.usage
         setting.report(
             RequestRecord(
@@ -133,13 +143,11 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
             setting.tally.due()
             with setting.tally.waiting():
                 await setting.slots.acquire()
-            try:
-                if not setting.budget.take():
-                    break
-                reported, due = number + 1, None  # whatever happens now, it is reported there
-                response = await _send(session, index, number, scheduled, payload, setting)
-            finally:
+            if not setting.budget.take():
                 setting.slots.release()
+                break
+            reported, due = number + 1, None  # whatever happens now, it is reported there
+            response = await _send(session, index, number, scheduled, payload, setting)
             over = response.ended
             if response.outcome is not Outcome.COMPLETED:
                 rest = Outcome.NOT_SENT
@@ -159,6 +167,7 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
                     outcome=rest,
                     scheduled=setting.relative(due),
                     asked_output=None if asked is UNSET else asked,
+                    streamed=setting.stream,
                 )
             )
             due = None
