@@ -16,6 +16,8 @@ from engine.protocol import Record, SharingLedger, Snapshot, WasteLedger
 
 Figure = float | int | str | bool | list[str] | None
 
+MOST_MOMENTS = 8192  # that are kept: then every second one goes, and of those to come
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -73,12 +75,16 @@ class EngineFigures:
     next_seq: int = field(init=False)
     began: float = field(init=False)
     lost_records: int = 0
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)  # every `_keep_every`-th record's
+    _keep_every: int = 1
+    _records: int = 0
     _area: _Area = field(default_factory=_Area)
     _time: float = field(init=False)
     _waste: WasteLedger = field(init=False)
     _sharing: SharingLedger = field(init=False)
-    _step_seconds: list[float] = field(default_factory=list)
+    _steps: int = 0
+    _steps_seconds: float = 0.0
+    _longest_step: float | None = None
     _transfer_seconds: float = 0.0
     _preempted: Counter[str] = field(default_factory=Counter)
     _peak_host_blocks: int = field(init=False)
@@ -112,9 +118,19 @@ class EngineFigures:
         self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks)
         self._transfer_seconds += record.durations.transfer
         if record.rows:
-            self._step_seconds.append(sum(msgspec.structs.astuple(record.durations)))
+            seconds = sum(msgspec.structs.astuple(record.durations))
+            self._steps += 1
+            self._steps_seconds += seconds
+            self._longest_step = max(seconds, self._longest_step or 0.0)
             self._rows += len(record.rows)
             self._peak_rows = max(self._peak_rows, len(record.rows))
+        self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        """Remember the moment for the plots, in bounded memory."""
+        self._records += 1
+        if (self._records - 1) % self._keep_every:
+            return
         waste, sharing = record.waste, record.sharing
         self.moments.append(
             Moment(
@@ -127,6 +143,9 @@ class EngineFigures:
                 sharing.logical_blocks,
             )
         )
+        if len(self.moments) > MOST_MOMENTS:
+            del self.moments[1::2]
+            self._keep_every *= 2
 
     def _advance(self, time: float, waste: WasteLedger, sharing: SharingLedger) -> None:
         self._area.add(self._waste, self._sharing, time - self._time)
@@ -157,7 +176,6 @@ class EngineFigures:
         looked_up, found = shared["looked_up_tokens"], shared["found_tokens"]
         resumed_found = shared["resumed_found_tokens"]
         slots = engine.num_blocks * engine.block_size
-        steps = self._step_seconds
         return {
             "model": engine.model,
             "dtype": engine.dtype,
@@ -170,9 +188,9 @@ class EngineFigures:
             "window_s": last.time - self.began,
             "busy_s": area.busy,
             "steps": counted["steps"],
-            "mean_step_ms": _share(sum(steps) * 1000, len(steps)),
-            "max_step_ms": max(steps, default=0.0) * 1000 if steps else None,
-            "mean_batch_rows": _share(self._rows, len(steps)),
+            "mean_step_ms": _share(self._steps_seconds * 1000, self._steps),
+            "max_step_ms": None if self._longest_step is None else self._longest_step * 1000,
+            "mean_batch_rows": _share(self._rows, self._steps),
             "peak_batch_rows": self._peak_rows,
             "prefill_tokens": counted["prefill_tokens"],
             "decode_tokens": counted["decode_tokens"],

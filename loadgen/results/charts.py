@@ -93,7 +93,7 @@ def engine(run: Measured) -> Iterator[Chart]:
     """Memory of the engine by the second."""
     moments = run.end.moments
     thin = moments[:: math.ceil(len(moments) / MOMENTS)] if moments else ()
-    note = f"{len(thin):,} of {len(moments):,} steps" if len(thin) < len(moments) else f"{len(moments):,} steps"
+    note = f"{len(thin):,} of {len(moments):,} moments" if len(thin) < len(moments) else f"{len(moments):,} moments"
     shares = [(at, 100 * internal / held) for at, held, internal, _ in thin if held]
     yield Chart("Internal waste", SECONDS, "% of filled + internal", (Line("internal waste", shares, "a"),), note)
     held = [(at, float(held)) for at, held, _, _ in thin]

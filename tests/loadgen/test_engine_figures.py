@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from steps import record, row, snapshot
 
 from engine.protocol import Arrived, Control, Counters, Durations, Preempted, SharingLedger, WasteLedger
+from loadgen import engine_figures
 from loadgen.engine_figures import EngineFigures, since
 
 
@@ -153,3 +155,18 @@ def test_moments_on_another_clock() -> None:
     ledger.add(record(1, 107.0, rows=(row("decode", 1),)))
     (moment,) = since(ledger.moments, 100.0)
     assert (moment.time, moment.rows) == (7.0, 1)
+
+
+def test_a_long_run_needs_no_memory_and_loses_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_figures, "MOST_MOMENTS", 16)
+    ledger = EngineFigures(snapshot(0, 0.0))
+    for seq in range(1, 1001):
+        peak = WasteLedger(held=100, filled=10, internal=90) if seq == 500 else WasteLedger(held=100, filled=100)
+        ledger.add(record(seq, float(seq), seconds=seq / 1000, rows=(row("decode", 1),), waste=peak))
+    times = [moment.time for moment in ledger.moments]
+    assert len(times) <= 16
+    assert {after - before for before, after in pairwise(times)} == {64.0}
+    figures = ledger.figures(snapshot(1000, 1000.0))
+    assert figures["peak_internal_waste_share"] == 0.9
+    assert figures["mean_step_ms"] == pytest.approx(500.5)
+    assert figures["max_step_ms"] == pytest.approx(1000.0)

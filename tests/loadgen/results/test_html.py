@@ -86,7 +86,7 @@ def test_one_run(tmp_path: Path) -> None:
         "ITL per chunk: 2 gaps",
         "1 sent, 1 completed, 0 failed",
         "3 tokens; rates over 0.05 s each",
-        "3 steps",
+        "3 moments",
         "goodput",
         "agree",
         "3 looks in 5.000 s at http://server:8000/metrics.",
@@ -150,4 +150,4 @@ def test_the_page_of_a_long_run_is_small(tmp_path: Path) -> None:
     assert len(text) < 200_000
     assert "1,500 of 4,000 requests, drawn at random" in text
     assert "slowest" in text
-    assert "of 15,000 steps" in text
+    assert "of 15,000 moments" in text
