@@ -45,14 +45,16 @@ def played(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[
 
     Raises `TraceError` for one that does not fit, unless such are left out or cut.
     """
+    return ((index, session) for index, session in enumerate(_fitted(trace, settings, limit)) if session is not None)
+
+
+def _fitted(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[Session | None]:
+    """All sessions that are asked for; None for one that is left out. Raises `TraceError`."""
     sessions: Iterator[Session] = islice(trace.sessions(), settings.sessions)
     header = header_of(trace, settings)
     if settings.length_scale is not None:
         sessions = scaled(sessions, trace.header, settings.length_scale)
-    for index, session in enumerate(sessions):
-        fitting = session if limit is None else fit(session, limit, settings.too_long, header)
-        if fitting is not None:
-            yield index, fitting
+    return (session if limit is None else fit(session, limit, settings.too_long, header) for session in sessions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,15 @@ def survey(
 ) -> Survey:
     """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
     trace, arrivals = trace_of(settings), parse_arrivals(settings.arrivals, settings.seed)
-    sessions = turns = longest = 0
+    sessions = turns = longest = left_out = 0
     needs = Needs(settings)
     said = time.monotonic()
-    seen = 0
-    for index, session in played(trace, settings, limit):
-        seen = index + 1
+    for session in _fitted(trace, settings, limit):
         if given_up():
             raise TraceError(f"{trace.path}: was not read to its end")
+        if session is None:
+            left_out += 1
+            continue
         if session.arrival is None and isinstance(arrivals, Recorded):
             raise TraceError(
                 f"{trace.path}: has no times: say when its sessions arrive, with --rate R, --users N or --arrivals SPEC"
@@ -102,7 +105,6 @@ def survey(
             say(f"reading {trace.path}: {sessions:,} sessions, {turns:,} turns so far")
     if not sessions:
         raise TraceError(f"{trace.path}: has no session to play")
-    left_out = seen - sessions
-    if settings.sessions is not None and settings.sessions > seen and not left_out:
-        raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions} sessions")
+    if settings.sessions is not None and settings.sessions > sessions + left_out:
+        raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions + left_out} sessions")
     return Survey(sessions, turns, longest, left_out, trace, needs)

@@ -1,4 +1,4 @@
-"""A trace that is read before it is played."""
+"""What of a trace is played, and what a look at it before its run tells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from loadgen import played
 from loadgen.settings import Settings
-from loadgen.traces.model import TraceError
+from loadgen.traces.chat import trace_lines
+from loadgen.traces.model import FORMAT, VERSION, Header, Session, TraceError, Turn
 
 
 def settings_for(folder: Path) -> Settings:
@@ -45,3 +46,29 @@ def test_a_reading_that_was_given_up(tmp_path: Path) -> None:
     assert played.survey(settings, None, print).sessions == 3
     with pytest.raises(TraceError, match="was not read to its end"):
         played.survey(settings, None, print, lambda: True)
+
+
+def settings_of_lengths(folder: Path, lengths: list[int], **more: Any) -> Settings:
+    """Of a trace with a session of one turn for each length, an answer of one token included."""
+    sessions = [
+        Session(session=f"s{number}", arrival=float(number), turns=(Turn(input_tokens=length - 1, output_tokens=1),))
+        for number, length in enumerate(lengths)
+    ]
+    trace = folder / "trace.jsonl"
+    trace.write_bytes(b"".join(trace_lines(Header(FORMAT, VERSION), sessions)))
+    return Settings(file=str(trace), **more)
+
+
+@pytest.mark.parametrize("lengths", [[10, 99, 10], [99, 10, 10], [10, 10, 99], [99, 10, 99]])
+def test_sessions_that_are_left_out_are_counted_wherever_they_are(tmp_path: Path, lengths: list[int]) -> None:
+    settings = settings_of_lengths(tmp_path, lengths, too_long="skip", sessions=3)
+    found = played.survey(settings, 50, print)
+    assert (found.sessions, found.left_out) == (lengths.count(10), lengths.count(99))
+    indices = [index for index, _ in played.played(played.trace_of(settings), settings, 50)]
+    assert indices == [index for index, length in enumerate(lengths) if length == 10]
+
+
+def test_a_trace_has_as_many_sessions_as_are_asked_for_or_it_is_said(tmp_path: Path) -> None:
+    settings = settings_of_lengths(tmp_path, [99, 10, 99], too_long="skip", sessions=4)
+    with pytest.raises(TraceError, match=r"--sessions 4: .* has 3 sessions"):
+        played.survey(settings, 50, print)
