@@ -7,7 +7,6 @@ then a `resumed` line follows, and what comes after it for the same request coun
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from loadgen.explain import UNREADABLE, explain
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.settings import Settings
 
@@ -73,16 +73,6 @@ _encode = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(RunHeader).decode
 _decode_line = msgspec.json.Decoder(Line).decode
 _REQUEST = b'{"kind":"request"'  # as the writer begins it: such lines need no decoding to know what they are
-_PATH = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
-
-
-def _explain(error: Exception) -> str:
-    text = str(error)
-    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        return f"not JSON: {text}"
-    if match := _PATH.match(text):
-        text = f"{match['path']}: {match['what']}" if match["path"] else match["what"]
-    return text.replace("`", "")
 
 
 def _header(path: Path, line: bytes) -> RunHeader:
@@ -93,8 +83,8 @@ def _header(path: Path, line: bytes) -> RunHeader:
         )
     try:
         header = _decode_header(line)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ResultError(f"{path}: line 1 (the first line must be the header): {_explain(error)}") from None
+    except UNREADABLE as error:
+        raise ResultError(f"{path}: line 1 (the first line must be the header): {explain(error)}") from None
     if header.format != FORMAT:
         raise ResultError(f'{path}: line 1: format: must be "{FORMAT}", got "{header.format}"')
     if header.version != VERSION:
@@ -106,8 +96,8 @@ def _line(path: Path, number: int, line: bytes) -> Line:
     """Raises `ResultError`."""
     try:
         return _decode_line(line)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ResultError(f"{path}: line {number}: {_explain(error)}") from None
+    except UNREADABLE as error:
+        raise ResultError(f"{path}: line {number}: {explain(error)}") from None
 
 
 def _opened(path: Path, mode: str) -> BinaryIO:

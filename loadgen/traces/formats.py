@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from loadgen.explain import UNREADABLE, explain
 from loadgen.traces.aiperf import AIPerfReader, AIPerfWriter
 from loadgen.traces.azure import AzureReader, AzureWriter
 from loadgen.traces.bailian import BailianReader, BailianWriter
@@ -58,7 +58,6 @@ WRITERS: dict[Format, type[Writer]] = {
 }
 LATEST = 1e9  # seconds after the first arrival
 SHOWN = 5  # bad lines whose text is kept
-LONGEST = 400  # letters of what is told of a line, which may quote a cell of any length
 PROBED = 20  # lines that are looked at to tell the format
 
 # The fields that only lines of the format have all of, the most particular first.
@@ -74,24 +73,6 @@ _MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     (Format.VLLM, ("prompt",)),
 )
 _COLUMNS = ((Format.AZURE, "ContextTokens"), (Format.BURSTGPT, "Request tokens"))
-_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
-_PATH = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
-
-
-def explain(error: Exception) -> str:
-    """What is wrong with a record: the field first, if one is named."""
-    text = str(error)
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8: {error.reason} at its byte {error.start}"
-    if isinstance(error, RecursionError):
-        return "not JSON that can be read: nested too deep"
-    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
-        return f"not JSON: {text}"
-    match = _PATH.match(text)
-    if match:
-        text = f"{match['path']}: {match['what']}"
-    text = text.replace("`", "")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
 
 class BadLines:
@@ -177,7 +158,7 @@ class TraceFile:
             for line, record in islice(records, 1):
                 try:
                     reader.begin(record)
-                except _ERRORS as error:
+                except UNREADABLE as error:
                     text = f"line {line} (the first line must be {reader.head}): {explain(error)}"
                     raise TraceError(f"{self.path}: {text}") from None
         yield from records
@@ -189,7 +170,7 @@ class TraceFile:
                 return None
             line = reader.line
             return clock.check(session) if clock else session
-        except _ERRORS as error:
+        except UNREADABLE as error:
             text = f"line {line}: {explain(error)}"
             if not self._skip_bad:
                 raise TraceError(f"{self.path}: {text}") from None
@@ -266,7 +247,7 @@ def _format_of(line: bytes) -> Format | None:
         return next((format for format, column in _COLUMNS if column.encode() in cells), None)
     try:
         fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-    except _ERRORS:
+    except UNREADABLE:
         return None
     return next((format for format, marks in _MARKS if all(mark in fields for mark in marks)), None)
 
