@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from loadgen.durations import clock
 from loadgen.inspection.inspecting import Reading
 
 LINE_EVERY = 5.0  # seconds between plain lines
@@ -22,17 +23,12 @@ MEGABYTE = 1e6
 def reading_line(file: str, reading: Reading) -> str:
     """The state as one line."""
     rate = reading.bytes_read / reading.seconds if reading.seconds else 0.0
-    left = f", {_duration((reading.size - reading.bytes_read) / rate)} left" if rate else ""
+    left = f", {clock((reading.size - reading.bytes_read) / rate)} left" if rate else ""
     share = reading.bytes_read / reading.size if reading.size else 1.0
     return (
         f"{file}: {reading.bytes_read / MEGABYTE:,.0f} of {reading.size / MEGABYTE:,.0f} MB ({share:.0%}), "
         f"{reading.requests:,} requests, {rate / MEGABYTE:,.1f} MB/s{left}"
     )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 class ReadingProgress:

@@ -15,10 +15,10 @@ HALF = Reading(bytes_read=2_500_000_000, size=5_000_000_000, seconds=50.0, reque
 
 
 def test_a_line_tells_share_rate_and_what_is_left() -> None:
-    line = "a.jsonl: 2,500 of 5,000 MB (50%), 9,000,000 requests, 50.0 MB/s, 50 s left"
+    line = "a.jsonl: 2,500 of 5,000 MB (50%), 9,000,000 requests, 50.0 MB/s, 0:50 left"
     assert reading_line("a.jsonl", HALF) == line
     slow = Reading(bytes_read=1_000_000, size=201_000_000, seconds=1.0, requests=1)
-    assert reading_line("a", slow).endswith("1.0 MB/s, 3 min 20 s left")
+    assert reading_line("a", slow).endswith("1.0 MB/s, 3:20 left")
     assert reading_line("a", Reading(0, 0, 0.0, 0)) == "a: 0 of 0 MB (100%), 0 requests, 0.0 MB/s"
 
 
