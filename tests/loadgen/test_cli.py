@@ -121,7 +121,7 @@ async def test_compare_keeps_its_first_side_when_the_second_cannot_run(tmp_path:
     server = Gone(two_words)
     server.app.router.add_patch("/engine/control", control)
     async with server:
-        code, out, err = await loadgen("compare", trace, "--url", server.url, "--speed", 10, "--json", out_file)
+        code, out, err = await loadgen("compare", trace, "--url", server.url, "--repeat", 1, "--json", out_file)
     assert code == 3
     assert "answered 500" in err
     assert "Only static+reserved was run" in out
@@ -187,6 +187,14 @@ async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> 
         (["replay", "{trace}", "--json", "/proc/x.json"], "--json /proc/x.json: cannot be written"),
         (["replay", "{trace}", "--json", "{folder}/" + "a" * 255], "cannot be written: File name too long"),
         (["replay", "{trace}", "--json", "a" * 5000], "cannot be written: File name too long"),
+        (["replay", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
+        (["replay", "{trace}", "--out", "{folder}/x", "--json", "{folder}/x"], "x: is written for another option"),
+        (["replay", "{trace}", "--out", "/dev/null"], "--out /dev/null: is no regular file"),
+        (["compare", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
+        (["sweep", "{trace}", "--values", "1,2", "--for", "1s", "--json", "{trace}"], "is one of the files to read"),
+        (["inspect", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
+        (["diff", "{trace}", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
+        (["report", "x", "--json", "{folder}/x", "--csv", "{folder}/x"], "x: is written for another option"),
         (["compare", "{trace}", "--mode", "static"], "unrecognized arguments: --mode static"),
         (["synth", "--excerpt", "{folder}/none.csv"], "none.csv: cannot be read"),
         (["synth", "--out", "{folder}/no/x.jsonl"], "cannot be written"),

@@ -91,7 +91,7 @@ async def test_a_replay_that_fails_is_told_and_keeps_its_log(tmp_path, capsys, s
     assert "the replay ended with exit code 2" in error
     (log,) = logs.iterdir()
     assert str(log) in error
-    assert "the first line must be the header" in log.read_text()
+    assert "t.jsonl: " in log.read_text()
     assert replay.line.startswith("replay: exit code 2 after ")
 
 
