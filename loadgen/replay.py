@@ -14,7 +14,7 @@ from rich.console import Console
 from loadgen.command import Interrupt, exit_code, stderr, stdout
 from loadgen.perform import BY_HAND, ENGINE_ENDED, RunBroken, perform
 from loadgen.results.document import document
-from loadgen.results.output import check_writable, write_json
+from loadgen.results.output import OutputError, check_writable, write_json
 from loadgen.results.report import print_report
 from loadgen.results.run_file import ResultError, RunFile
 from loadgen.server import ServerError
@@ -36,20 +36,22 @@ def _places(out: Path | None, repeats: int) -> Iterator[list[Path]]:
     yield [out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, repeats + 1)]
 
 
-def check_outputs(out: Path | None, repeats: int, json: Path | None) -> None:
+def check_outputs(trace: Path, out: Path | None, repeats: int, json: Path | None) -> None:
     """Find before the run what could not be written after it. Raises `OutputError` or `ResultError`."""
-    if json is not None:
-        check_writable("--json", json)
     with _places(out, repeats) as places:
+        if json is not None:
+            check_writable("--json", json, [trace], places)
         for place in places if out is not None else ():
             check_writable("--out", place)
-            if place.exists() and place.is_file():
+            if place.is_file():
                 raise ResultError(f"--out {place}: is there already; `loadgen resume {place}` goes on with it")
+            if place.exists():
+                raise OutputError(f"--out {place}: is no regular file; the report reads what is written there")
 
 
 async def replay(settings: Settings, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     """Play the trace as often as asked, and report. `arguments` say where figures go."""
-    check_outputs(arguments.out, arguments.repeat, arguments.json)
+    check_outputs(Path(settings.file), arguments.out, arguments.repeat, arguments.json)
     console = stderr()
     steering = Steering(interrupt.stop)
     if arguments.steer:
@@ -103,7 +105,7 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
     if arguments.url is not None:
         settings = msgspec.structs.replace(settings, url=arguments.url, engine_args=())
     if arguments.json is not None:
-        check_writable("--json", arguments.json)
+        check_writable("--json", arguments.json, [place, Path(settings.file)])
     console = stderr()
     runs: list[RunFile] = []
     with interrupt.keeping(runs) as problems:

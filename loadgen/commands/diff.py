@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         if arguments.json is not None:
-            check_writable("--json", arguments.json)
+            check_writable("--json", arguments.json, (arguments.a, arguments.b))
         documents = [read_document(path) for path in (arguments.a, arguments.b)]
         figures = pairs(*documents)
         judged = {condition: condition.holds(figures) for condition in arguments.fail_if}

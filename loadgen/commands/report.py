@@ -89,11 +89,10 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ResultError(f"{flag}: {error}") from None
     if arguments.vllm_json is not None and len(arguments.files) > 1:
         raise OutputError("--vllm-json: it holds one run; name one FILE")
-    inputs = {path.resolve() for path in arguments.files}
+    checked: list[Path] = []
     for flag, path in _outputs(arguments).items():
-        check_writable(flag, path)
-        if path.resolve() in inputs:
-            raise OutputError(f"{flag} {path}: is one of the files to read")
+        check_writable(flag, path, arguments.files, checked)
+        checked.append(path)
 
 
 def _outputs(arguments: argparse.Namespace) -> dict[str, Path]:

@@ -26,7 +26,7 @@ Sides = tuple[Side, Side]
 async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     """Measure both sides in turn as often as asked, and report what is whole, whatever ended it early."""
     if arguments.json is not None:
-        check_writable("--json", arguments.json)
+        check_writable("--json", arguments.json, [Path(sides[0].settings.file)])
     bench = Bench(stderr(), interrupt, arguments.api_key)
     repeats: int = arguments.repeat
     with run_folder(arguments.out) as folder:

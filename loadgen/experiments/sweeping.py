@@ -47,7 +47,7 @@ class Plan:
 async def sweep(plan: Plan, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     """Measure what the folder does not hold yet, and report what there is, whatever ended it early."""
     if arguments.json is not None:
-        check_writable("--json", arguments.json)
+        check_writable("--json", arguments.json, [Path(plan.base.file)])
     bench = Bench(stderr(), interrupt, arguments.api_key)
     with run_folder(arguments.out) as folder:
         runs = held(plan, folder)

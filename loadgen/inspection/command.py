@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     """Read every file, then tell of all of them; returns the exit code."""
     try:
         if options.json is not None:
-            check_writable("--json", options.json)
+            check_writable("--json", options.json, options.files)
         interrupt = _Interrupt()
         with interrupt.heard():
             inspections = _inspect_all(options, interrupt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,9 +15,15 @@ class OutputError(Exception):
     """An option names a place that cannot be written; the message names both."""
 
 
-def check_writable(flag: str, path: Path) -> None:
-    """Fail before the work, not after it. Raises `OutputError`."""
+def check_writable(flag: str, path: Path, reads: Iterable[Path] = (), writes: Iterable[Path] = ()) -> None:
+    """Fail before the work, not after it. Raises `OutputError`, also for one of the files that the command reads, or
+    writes for other options.
+    """
     with _told(flag, path):
+        if any(_same(path, other) for other in reads):
+            raise OutputError(f"{flag} {path}: is one of the files to read")
+        if any(_same(path, other) for other in writes):
+            raise OutputError(f"{flag} {path}: is written for another option")
         if path.is_dir():
             raise OutputError(f"{flag} {path}: is a folder; name a file")
         if not path.parent.is_dir():
@@ -67,6 +73,11 @@ def _told(flag: str, path: Path) -> Iterator[None]:
         raise  # its reader has gone, which is for the command to end by
     except OSError as error:
         raise OutputError(f"{flag} {path}: cannot be written: {error.strerror or error}") from None
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether both are one file, there or to come; any number of things may go to a pipe."""
+    return not _in_place(one) and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _in_place(path: Path) -> bool:

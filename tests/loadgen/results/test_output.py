@@ -71,3 +71,18 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
         whole_file("--csv", Path("/dev/full")) as file,
     ):
         file.write(b"x" * 100_000)
+
+
+def test_what_is_read_or_written_already_is_not_written_over(tmp_path: Path) -> None:
+    path, link, loop = tmp_path / "a.jsonl", tmp_path / "link", tmp_path / "loop"
+    path.touch()
+    link.symlink_to(path)
+    loop.symlink_to(loop)
+    for other in (path, link, tmp_path / "." / "a.jsonl"):
+        with pytest.raises(OutputError, match=rf"--json {link}: is one of the files to read"):
+            check_writable("--json", link, [loop, other])
+        with pytest.raises(OutputError, match=rf"--json {path}: is written for another option"):
+            check_writable("--json", path, [tmp_path / "b"], [other])
+    with pytest.raises(OutputError, match="is written for another option"):
+        check_writable("--json", tmp_path / "new", [], [tmp_path / "new"])
+    check_writable("--json", Path("/dev/null"), [], [Path("/dev/null")])
