@@ -68,6 +68,7 @@ def server_url(text: str) -> str:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable = usable and not (parts.query or parts.fragment) and text.isprintable() and " " not in text
     except ValueError:
         usable = False
     if not usable:
@@ -89,6 +90,13 @@ def unicode_text(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"expected UTF-8, got {text!r}") from None
+    return text
+
+
+def api_key(text: str) -> str:
+    """A key that fits into a header."""
+    if not unicode_text(text).isprintable():
+        raise argparse.ArgumentTypeError("expected a key without line ends or other control characters")
     return text
 
 

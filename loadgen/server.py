@@ -13,6 +13,7 @@ from loadgen.text.tokenizer import ServerTokenizer, TokenizerError
 from loadgen.text.vocabulary import Endpoint
 
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
+LONGEST_BODY = 1 << 24  # bytes; far more than any server's list of models
 
 _Body = TypeVar("_Body")
 # Who a model belongs to, by the server that says so; and where that server tells its version.
@@ -122,10 +123,14 @@ async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> 
     """What the server lists; nothing where it lists none but one is wanted."""
     where = f"GET {url}/v1/models"
     try:
-        async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT) as reply:
-            body = await reply.read()
+        async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
+            body = await _body(reply)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise ServerError(f"no server at {url}: {reason(error)}") from None
+    if 300 <= reply.status < 400:
+        raise ServerError(
+            f"{where} answered {reply.status}: it sends to {reply.headers.get('Location')}; give that address"
+        )
     if reply.status in (401, 403):
         raise wrong_key(http, f"{where} answered {reply.status}")
     if reply.status >= 500:
@@ -148,10 +153,20 @@ async def _about(http: aiohttp.ClientSession, address: str) -> _About:
     """What the server tells there; nothing where it does not."""
     try:
         async with http.get(address, timeout=CALL_TIMEOUT) as reply:
-            body = await reply.read()
-    except (aiohttp.ClientError, TimeoutError, OSError):
+            body = await _body(reply)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return _About()
     return (_read(body, _About) if reply.status == 200 else None) or _About()
+
+
+async def _body(reply: aiohttp.ClientResponse) -> bytes:
+    """A whole body. Raises `ValueError` for one that goes on and on, before it takes all memory."""
+    body = bytearray()
+    async for received in reply.content.iter_any():
+        body += received
+        if len(body) > LONGEST_BODY:
+            raise ValueError(f"GET {reply.url}: its answer is longer than {LONGEST_BODY:,} bytes")
+    return bytes(body)
 
 
 def _read(body: bytes, kind: type[_Body]) -> _Body | None:
@@ -169,4 +184,4 @@ def _context(card: _Card | None, about: _About) -> int | None:
         slot.n_ctx if slot is not None else None,
         about.max_total_tokens,
     )
-    return next((tokens for tokens in told if tokens), None)
+    return next((tokens for tokens in told if tokens and tokens > 0), None)

@@ -12,6 +12,7 @@ from loadgen.options import (
     UNITS,
     Commands,
     OptionAdder,
+    api_key,
     engine_arguments,
     positive_float,
     positive_int,
@@ -48,7 +49,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
-    add("--api-key", unicode_text, None, "sent as the bearer token", metavar="KEY")
+    add("--api-key", api_key, None, "sent as the bearer token", metavar="KEY")
     add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
 
     add = OptionAdder(parser.add_argument_group("what is asked"))
@@ -131,7 +132,7 @@ def _json_object(text: str) -> dict[str, object]:
     from loadgen.asking import check_extra_body
 
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(unicode_text(text))
     except msgspec.MsgspecError as error:
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
     if not isinstance(value, dict):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiohttp import web
 from picky import Picky
 
 from loadgen.client import open_http
-from loadgen.server import ServerError, ServerFacts, find_server
+from loadgen.server import LONGEST_BODY, ServerError, ServerFacts, find_server
 
 SLOT = {"default_generation_settings": {"n_ctx": 2048}, "build_info": "b8681"}
 TGI = {"model_id": "x", "max_total_tokens": 1024, "version": "3.3.0", "max_input_tokens": 1000}
@@ -74,6 +75,29 @@ async def test_a_tokenizer_is_one_that_gives_ids(shape: str | None, tokenizes: b
 async def test_what_a_person_can_do_is_said(server: Picky, model: str | None, key: str | None, words: str) -> None:
     with pytest.raises(ServerError, match=words):
         await found(server, model, key)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            web.Response(status=307, headers={"Location": "https://other/v1"}),
+            "answered 307: it sends to https://other/v1",
+        ),
+        (web.Response(body=b"x" * (LONGEST_BODY + 1)), "no server at .*: its answer is longer than 16,777,216 bytes"),
+    ],
+)
+async def test_answers_that_are_no_list(answer: web.Response, words: str) -> None:
+    class Other(Picky):
+        async def _models(self, _: web.Request) -> web.Response:
+            return answer
+
+    with pytest.raises(ServerError, match=words):
+        await found(Other())
+
+
+async def test_a_context_that_cannot_be_is_not_known() -> None:
+    assert (await found(Picky(models=[{"id": "a", "max_model_len": -5}]))).max_model_len is None
 
 
 async def test_no_server() -> None:
