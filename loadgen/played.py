@@ -51,10 +51,10 @@ def played(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[
 def _fitted(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator[Session | None]:
     """All sessions that are asked for; None for one that is left out. Raises `TraceError`."""
     sessions: Iterator[Session] = islice(trace.sessions(), settings.sessions)
-    header = header_of(trace, settings)
+    header, scale, policy = header_of(trace, settings), settings.length_scale or 1.0, settings.too_long
     if settings.length_scale is not None:
-        sessions = scaled(sessions, trace.header, settings.length_scale)
-    return (session if limit is None else fit(session, limit, settings.too_long, header) for session in sessions)
+        sessions = scaled(sessions, trace.header, scale)
+    return (session if limit is None else fit(session, limit, policy, header, scale) for session in sessions)
 
 
 @dataclass(frozen=True, slots=True)

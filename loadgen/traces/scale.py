@@ -76,16 +76,10 @@ def fitting_scale(tokens: int, header: Header, limit: int) -> float | None:
     return number / steps if number > 0 else None
 
 
-def largest_scale(sessions: Iterable[Session], header: Header, limit: int) -> float | None:
-    """The largest factor, below 1, by which all requests keep within the limit; None: there is none."""
-    longest = max((tokens_of(turn) for session in sessions for turn in session.turns), default=0)
-    return fitting_scale(longest, header, limit) if longest else None
-
-
-def fit(session: Session, limit: int, policy: str, header: Header) -> Session | None:
+def fit(session: Session, limit: int, policy: str, header: Header, scale: float = 1.0) -> Session | None:
     """The session if all its requests keep within `limit` tokens, prompt and answer together: a server's context.
 
-    `header` is that of the trace as it is here, scaled where the session is.
+    `header` is that of the trace as it is here, scaled where the session is: by `scale`.
 
     Else by the policy: `error` raises `TraceError` that names the session, the tokens, and the largest
     `--length-scale` for them; `skip` is None; `cut` cuts the end of the prompt off, and of the answer only what leaves
@@ -100,8 +94,8 @@ def fit(session: Session, limit: int, policy: str, header: Header) -> Session | 
     if policy == "cut":
         return msgspec.structs.replace(session, turns=tuple(_cut(turn, header, limit) for turn in session.turns))
     index, turn = next((index, turn) for index, turn in enumerate(session.turns) if tokens_of(turn) > limit)
-    scale = fitting_scale(tokens_of(turn), header, limit)
-    hint = "" if scale is None else f"; it would fit by --length-scale {scale}"
+    less = None if turn.input_tokens is UNSET else fitting_scale(tokens_of(turn), header, limit)
+    hint = "" if less is None else f"; it would fit by --length-scale {less * scale}"
     raise TraceError(
         f"session {session.session}: turn {index} has {tokens_of(turn):,} tokens, prompt and answer together, "
         f"and the server takes {limit:,}{hint}, or let --too-long skip or cut"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
 from loadgen.traces.model import FORMAT, VERSION, Header, Session, TraceError, Turn, check_turn
-from loadgen.traces.scale import fit, fitting_scale, largest_scale, scaled, scaled_header, tokens_of
+from loadgen.traces.scale import fit, fitting_scale, scaled, scaled_header, tokens_of
 
 HEADER = Header(FORMAT, VERSION, block_size=512)
 
@@ -113,13 +113,18 @@ def test_too_long_names_the_scale_that_fits() -> None:
         fit(LONG, 2048, "drop", HEADER)
 
 
-def test_the_largest_scale_for_all() -> None:
-    trace = [session(prompt(100)), LONG, session(prompt(60))]
-    scale = largest_scale(trace, HEADER, 2048)
-    assert scale == fitting_scale(5300, HEADER, 2048) == 197 / 512
-    made = scaled(trace, HEADER, scale)
-    assert all(fit(one, 2048, "error", scaled_header(HEADER, scale)) for one in made)
-    assert largest_scale([], HEADER, 2048) is None
+def test_the_scale_that_fits_is_of_the_trace_as_the_file_has_it() -> None:
+    (half,) = scaled([LONG], HEADER, 0.5)
+    with pytest.raises(TraceError, match=r"turn 1 has 2,650 tokens.*--length-scale 0.384765625,"):
+        fit(half, 2048, "error", scaled_header(HEADER, 0.5), 0.5)
+    (made,) = scaled([LONG], HEADER, 0.384765625)
+    assert fit(made, 2048, "error", scaled_header(HEADER, 0.384765625)) == made
+
+
+def test_a_text_is_not_told_to_be_scaled() -> None:
+    with pytest.raises(TraceError) as caught:
+        fit(session(Turn(user="Hi", output_tokens=3000)), 2048, "error", HEADER)
+    assert "--length-scale" not in str(caught.value)
 
 
 @given(tokens=st.integers(1, 10**6), output=st.integers(1, 10**5), limit=st.integers(1, 10**5), hashed=st.booleans())
