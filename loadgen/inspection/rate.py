@@ -17,16 +17,6 @@ class Series(msgspec.Struct, frozen=True):
     seconds: float
     counts: tuple[int, ...]
 
-    @property
-    def rates(self) -> list[float]:
-        """Per second. The last step may not be over, and then tells too little."""
-        return [count / self.seconds for count in self.counts]
-
-    @property
-    def middles(self) -> list[float]:
-        """The middle of each step, in seconds."""
-        return [(number + 0.5) * self.seconds for number in range(len(self.counts))]
-
 
 class RateOverTime:
     """Takes moments in any order."""

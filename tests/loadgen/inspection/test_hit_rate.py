@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,21 @@ from made_sessions import BLOCK_SIZE, HEADER, PIECE, PIECE_TOKENS, block_session
 from msgspec import UNSET
 
 from loadgen.inspection.columns import ColumnReader, batches
-from loadgen.inspection.hit_rate import HitRate, IdealHits, KnownPieces, ideal_hit_rate, ideal_hits
+from loadgen.inspection.hit_rate import HitRate, IdealHits, KnownPieces
 from loadgen.traces.formats import open_trace
-from loadgen.traces.model import Asked, Session, Turn
+from loadgen.traces.model import Asked, Header, Session, Turn
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
+
+
+def ideal_hits(sessions: Iterable[Session], header: Header, block_sizes: Sequence[int]) -> tuple[HitRate, ...]:
+    """The hits of an infinite cache for each block size."""
+    hits, reader = IdealHits(block_sizes), ColumnReader(header)
+    for batch in batches(sessions):
+        columns = reader.read(batch)
+        hits.take(columns.blocks)
+        hits.take(columns.texts)
+    return hits.rates()
 
 
 def oracle(prompts: Sequence[tuple[Sequence[Hashable], Sequence[Hashable]]], block_size: int) -> tuple[int, int]:
@@ -106,7 +116,6 @@ def test_a_prompt_finds_the_beginning_of_a_block_that_another_cut_short() -> Non
 def test_lengths_alone_share_nothing() -> None:
     sessions = [chat(Turn(input_tokens=100, output_tokens=1), name=name) for name in "ab"]
     assert ideal_hits(sessions, HEADER, (4,)) == (HitRate(4, 0, 200),)
-    assert ideal_hit_rate(sessions, HEADER, 4) == 0
 
 
 def test_requests_written_out_share_their_first_messages() -> None:
@@ -124,7 +133,7 @@ def test_ids_beyond_64_bits_are_told_apart_by_their_lower_ones() -> None:
 
 
 def test_no_prompt_is_a_rate_of_0() -> None:
-    assert ideal_hit_rate([], HEADER, 16) == 0
+    assert IdealHits((16,)).rates()[0].rate == 0
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (16, -1)])
