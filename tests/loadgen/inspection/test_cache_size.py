@@ -25,22 +25,33 @@ def curve_of(sessions: Sequence[Session], capacity: int) -> tuple[CachePoint, ..
     return curve.points(hits.pieces - hits.new_pieces.total)
 
 
-def lru(sessions: Sequence[Session], size: int) -> float:
-    """The share of blocks that a cache finds which forgets what came least recently, ends of prompts first."""
-    cache: OrderedDict[tuple[int, ...], None] = OrderedDict()
-    found = blocks = 0
+def beginnings(sessions: Sequence[Session]) -> list[list[int]]:
+    """A number for each block of each prompt, that of the same block after the same ones."""
+    known: dict[tuple[int, int], int] = {}
+    prompts = []
     for session in sessions:
         ids = session.turns[0].hash_ids
         assert isinstance(ids, tuple)
-        beginnings = [ids[: end + 1] for end in range(len(ids))]
-        blocks += len(beginnings)
-        for beginning in beginnings:
-            if beginning not in cache:
+        prompt = [-1]
+        for hash_id in ids:
+            prompt.append(known.setdefault((prompt[-1], hash_id), len(known)))
+        prompts.append(prompt[1:])
+    return prompts
+
+
+def lru(prompts: Sequence[Sequence[int]], size: int) -> float:
+    """The share of blocks that a cache finds which forgets what came least recently, ends of prompts first."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    found = blocks = 0
+    for prompt in prompts:
+        blocks += len(prompt)
+        for block in prompt:
+            if block not in cache:
                 break
             found += 1
-        for beginning in reversed(beginnings):
-            cache.pop(beginning, None)
-            cache[beginning] = None
+        for block in reversed(prompt):
+            cache[block] = None
+            cache.move_to_end(block)
         while len(cache) > size:
             cache.popitem(last=False)
     return found / blocks
@@ -50,13 +61,13 @@ def lru(sessions: Sequence[Session], size: int) -> float:
 def test_each_size_finds_what_a_cache_of_that_size_finds(sessions: list[Session]) -> None:
     # Ends of blocks are as good as whole ones to a curve of blocks, so they are made whole.
     whole = [blocks(len(ids) * BLOCK_SIZE, ids) for session in sessions if (ids := session.turns[0].hash_ids)]
-    points = curve_of(whole, 10_000)
+    points, prompts = curve_of(whole, 10_000), beginnings(whole)
     for point in points:
-        assert point.found == pytest.approx(lru(whole, point.blocks))
+        assert point.found == pytest.approx(lru(prompts, point.blocks))
     if points:
-        assert points[-1].found == pytest.approx(lru(whole, 10_000))
+        assert points[-1].found == pytest.approx(lru(prompts, 10_000))
     else:
-        assert lru(whole, 10_000) == 0
+        assert lru(prompts, 10_000) == 0
 
 
 def chains(count: int) -> list[Session]:
@@ -74,10 +85,10 @@ def chains(count: int) -> list[Session]:
 
 def test_a_sample_tells_each_size_to_a_few_hundredths() -> None:
     sessions = chains(3000)
-    points = curve_of(sessions, 1000)
-    assert points[-1].found == pytest.approx(lru(sessions, 10**9))
+    points, prompts = curve_of(sessions, 1000), beginnings(sessions)
+    assert points[-1].found == pytest.approx(lru(prompts, 10**9))
     for point in points:
-        assert point.found == pytest.approx(lru(sessions, point.blocks), abs=0.03)
+        assert point.found == pytest.approx(lru(prompts, point.blocks), abs=0.03)
 
 
 def test_nothing_comes_again() -> None:
