@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta
 
-from loadgen.traces.model import Asked, Session, Text, Turn, turn_inputs
+from loadgen.traces.model import Asked, Session, Text, Turn
 from loadgen.traces.reading import Format, Reader
 from loadgen.traces.writing import Request, RequestWriter
 
@@ -50,8 +50,7 @@ class OpenAIBatchWriter(RequestWriter):
         return _encode(Line(custom_id=name, method="POST", url=asked.path, body=asked.body)) + b"\n"
 
     def _body(self, request: Request) -> dict[str, Any]:
-        session, turn = request.session, request.turn
-        inputs = turn_inputs(session)
+        session, turn, inputs = request.session, request.turn, request.inputs
         asked = inputs[request.index]
         if asked is None:
             raise ValueError(f"{request.where}user: the text is not known, which {self.format} needs")

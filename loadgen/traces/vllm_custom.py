@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.traces.model import Session, Text, Tokens, Turn, turn_inputs
+from loadgen.traces.model import Session, Text, Tokens, Turn
 from loadgen.traces.reading import Format, Reader
 from loadgen.traces.writing import Request, RequestWriter
 
@@ -40,7 +40,7 @@ class VllmWriter(RequestWriter):
     holds = frozenset({"user", "output_tokens", "parent", "regenerates"})
 
     def line(self, request: Request) -> bytes:
-        asked = turn_inputs(request.session)[request.index]
+        asked = request.inputs[request.index]
         if asked is None:
             raise ValueError(f"{request.where}user: the text is not known, which {self.format} needs")
         if asked.history:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from msgspec import UNSET
 
-from loadgen.traces.model import Header, Session, Turn, turn_inputs
+from loadgen.traces.model import Header, Session, Turn, TurnInput, turn_inputs
 from loadgen.traces.reading import Format
 
 # What a field is in words. Without one of LOAD the trace is another load: it is lost only if that was asked for.
@@ -120,11 +120,15 @@ class Writer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn that is written by itself, at its `time` in seconds of the trace, 0 where the format holds none."""
+    """One turn that is written by itself, at its `time` in seconds of the trace, 0 where the format holds none.
+
+    `inputs` are what the session's turns ask, of which a long chat is followed once.
+    """
 
     time: float
     session: Session
     index: int
+    inputs: tuple[TurnInput | None, ...]
 
     @property
     def turn(self) -> Turn:
@@ -154,15 +158,16 @@ class RequestWriter(Writer):
         """A request's line with its end. Raises `ValueError` that names the field."""
 
     def write(self, session: Session) -> Iterator[bytes]:
+        inputs = turn_inputs(session)
         if not self.needs_time:
-            yield from (self.line(Request(0.0, session, index)) for index in range(len(session.turns)))
+            yield from (self.line(Request(0.0, session, index, inputs)) for index in range(len(session.turns)))
             return
         if session.arrival is None:
             raise ValueError(f"arrival: the trace has no times, which {self.format} needs")
         time = session.arrival
         for index, turn in enumerate(session.turns):
             time = time + turn.think if turn.at is UNSET else turn.at
-            heappush(self._waiting, (time, next(self._count), Request(time, session, index)))
+            heappush(self._waiting, (time, next(self._count), Request(time, session, index, inputs)))
         while self._waiting and self._waiting[0][0] <= session.arrival:
             yield self.line(heappop(self._waiting)[2])
 
@@ -189,8 +194,8 @@ def lengths(request: Request, format: Format) -> tuple[int, int]:
         raise ValueError(f"{request.where}output_tokens: not known, which {format} needs")
     if turn.input_tokens is not UNSET:
         return turn.input_tokens, turn.output_tokens
-    inputs = turn_inputs(request.session)[request.index]
-    history = inputs.history if inputs else ()
+    asked = request.inputs[request.index]
+    history = asked.history if asked else ()
     tokens = 0
     for index in (*history, _message(turns, request.index)):
         user_tokens = turns[_message(turns, index)].user_tokens

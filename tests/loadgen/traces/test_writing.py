@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from loadgen.traces import writing
 from loadgen.traces.chat import trace_lines
 from loadgen.traces.convert import Changes, convert
-from loadgen.traces.formats import Format, open_trace
-from loadgen.traces.model import FORMAT, VERSION, Asked, Header, Session, TraceError, Turn
-from loadgen.traces.writing import BlockWriter
+from loadgen.traces.formats import WRITERS, Format, open_trace
+from loadgen.traces.model import FORMAT, VERSION, Asked, Header, Session, TraceError, Turn, TurnInput, turn_inputs
+from loadgen.traces.writing import BlockWriter, Losses
 
 CHAT500 = Path(__file__).resolve().parents[3] / "traces" / "chat500.jsonl"
 
@@ -310,6 +311,22 @@ def test_openai_batch_writes_chats_as_requests(there_and_back: Any) -> None:
     assert [message["content"] for message in bodies[1]["messages"]] == ["Be kind.", "x", "y", "z"]
     assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert (bodies[0]["max_tokens"], bodies[1]["seed"], bodies[0]["temperature"]) == (5, 7, 0.5)
+
+
+@pytest.mark.parametrize("to", [Format.AZURE, Format.VLLM, Format.OPENAI_BATCH])
+def test_the_turns_of_a_session_are_followed_once(monkeypatch: pytest.MonkeyPatch, to: Format) -> None:
+    """Once for each turn would take hours for a row of 100,000."""
+    followed = []
+
+    def follow(session: Session) -> tuple[TurnInput | None, ...]:
+        followed.append(session)
+        return turn_inputs(session)
+
+    monkeypatch.setattr(writing, "turn_inputs", follow)
+    turns = tuple(Turn(user="x", user_tokens=1, output_tokens=1, parent=None) for _ in range(50))
+    writer = WRITERS[to](header(), Losses(to, allowed=True))
+    written = [*writer.session(Session(session="a", arrival=0.0, turns=turns)), *writer.finish()]
+    assert (len(written), len(followed)) == (50, 1)
 
 
 def test_ids_that_would_meet_fresh_ones(there_and_back: Any) -> None:
