@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]  # of a run; a file that somebody edited may have others
+Place = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
 class Outcome(StrEnum):
@@ -44,13 +48,13 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """
 
     session: str
-    index: int
-    turn: int
+    index: Place
+    turn: Place
     outcome: Outcome
-    scheduled: float | None = None
-    sent: float | None = None
-    chunks: tuple[float, ...] = ()
-    ended: float | None = None
+    scheduled: Seconds | None = None
+    sent: Seconds | None = None
+    chunks: tuple[Seconds, ...] = ()
+    ended: Seconds | None = None
     asked_input: int | None = None  # tokens of the prompt by the trace
     asked_output: int | None = None  # tokens of the answer that were asked for
     input_tokens: int | None = None  # by the server's usage

@@ -7,14 +7,16 @@ then a `resumed` line follows, and what comes after it for the same request coun
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO, Self
 
 import msgspec
 
+from loadgen.arrivals import parse_arrivals
 from loadgen.explain import UNREADABLE, explain
 from loadgen.outcome import Outcome, RequestRecord
 from loadgen.settings import Settings
@@ -24,6 +26,9 @@ VERSION = 1
 BY_HAND, ENGINE_ENDED = "Ctrl-C", "the engine's end"  # what ends a run that no stop rule ended
 KILLED = "loadgen's own end"  # of a run whose file has none
 DECIMALS = 6  # of a time in the file: microseconds, far below what a client can measure
+
+
+Elapsed = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 class ResultError(Exception):
@@ -49,7 +54,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_fie
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="kind"):
     """The run went on at `at` seconds of its own time, in which the pause is left out."""
 
-    at: float
+    at: Elapsed
     started_at: str
     versions: dict[str, str]
 
@@ -57,7 +62,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_fiel
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="kind"):
     """What was seen around the requests. `engine` is from the engine's own stream, `server` from its /metrics."""
 
-    at: float  # seconds of the run
+    at: Elapsed  # seconds of the run
     stopped_by: str | None = None  # None: it came to its end; else `BY_HAND`, `ENGINE_ENDED` or a stop rule
     client: dict[str, Any] = {}
     engine: dict[str, Any] | None = None
@@ -89,6 +94,14 @@ def _header(path: Path, line: bytes) -> RunHeader:
         raise ResultError(f'{path}: line 1: format: must be "{FORMAT}", got "{header.format}"')
     if header.version != VERSION:
         raise ResultError(f"{path}: line 1: version: this loadgen reads version {VERSION}, got {header.version}")
+    for name, text, check in (
+        ("started_at", header.started_at, datetime.datetime.fromisoformat),
+        ("settings.arrivals", header.settings.arrivals, lambda text: parse_arrivals(text, 0)),
+    ):
+        try:
+            check(text)
+        except ValueError as error:
+            raise ResultError(f"{path}: line 1: {name}: {error}") from None
     return header
 
 

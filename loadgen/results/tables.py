@@ -229,11 +229,12 @@ def outcome_table(document: Document) -> Table:
         rows.append(("prompts of another length than asked", text(summary["asked_input_mismatches"])))
     if engine and engine.get("peak_rss_bytes"):
         rows.append(("peak memory of the engine", text(engine["peak_rss_bytes"], "_bytes")))
-    if "client_cpu_share" in summary:
-        rows += [
-            ("loadgen's own CPU (share of one core)", text(summary["client_cpu_share"], "_share")),
-            ("loadgen's event loop late, p99 (ms)", text(summary["client_p99_loop_lag_ms"])),
-        ]
+    for name, title in (
+        ("client_cpu_share", "loadgen's own CPU (share of one core)"),
+        ("client_p99_loop_lag_ms", "loadgen's event loop late, p99 (ms)"),
+    ):
+        if name in summary:
+            rows.append((title, text(summary[name], name)))
     return Table("Outcome", tuple(rows))
 
 

@@ -155,6 +155,17 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
             '{"kind":"request","session":"s","index":0,"turn":0,"outcome":"completed"}',
             "line 3: a completed request has been scheduled, sent and ended",
         ),
+        (
+            3,
+            '{"kind":"request","session":"s","index":-1,"turn":0,"outcome":"completed"}',
+            "line 3: index: Expected int",
+        ),
+        (
+            3,
+            '{"kind":"request","session":"s","index":0,"turn":0,"outcome":"completed","sent":1e300}',
+            "line 3: sent: Expected float <= 1000000000.0",
+        ),
+        (4, '{"kind":"end","at":-1}', "line 4: at: Expected float >= 0.0"),
         (3, '{"kind":"other"}', "line 3: kind: Invalid value 'other'"),
     ],
 )
@@ -171,7 +182,11 @@ def test_bad_lines_are_named(tmp_path: Path, line: int, text: str, says: str) ->
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
-    [("format", "x", 'must be "loadgen-run", got "x"'), ("version", 2, "reads version 1, got 2")],
+    [
+        ("format", "x", 'must be "loadgen-run", got "x"'),
+        ("version", 2, "reads version 1, got 2"),
+        ("started_at", "x", "Invalid isoformat string: 'x'"),
+    ],
 )
 def test_another_format_or_version_is_refused(tmp_path: Path, field: str, value: object, says: str) -> None:
     head = msgspec.structs.replace(header(), **{field: value})
