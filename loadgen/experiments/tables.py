@@ -53,17 +53,24 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def explanation(verdicts: Sequence[Verdict], names: tuple[str, str], repeats: int) -> str:
     """What the columns of `verdict_table` are."""
     told = [f"A: {names[0]}. B: {names[1]}."]
-    if repeats >= LEAST_REPEATS:
+    if repeats >= LEAST_REPEATS and any(verdict.error_rate for verdict in verdicts):
         told += [
-            f"A and B are medians of {repeats} repeats; changes are taken within a repeat, and of the same requests",
-            "where no percentile is named. between: by t over the repeats. differs: all of these together err between",
-            f"equal sides in at most {ERROR_RATE * 100:.0f} % of comparisons (Holm). finds: about the smallest change",
-            "that is found in 9 of 10 comparisons with such noise.",
+            f"A and B are medians of {repeats} repeats; changes are taken within a repeat, those of latencies without",
+            f"a percentile between the same requests. between: by t over the repeats, {_confidence(verdicts)} % sure.",
+            "differs: all of these together err between equal sides in at most",
+            f"{ERROR_RATE * 100:.0f} % of comparisons (Holm). finds: about the smallest change that is found in 9 of",
+            "10 comparisons with such noise.",
         ]
         needed = [verdict.repeats_for_5_percent or 0 for verdict in verdicts if verdict.differs is False]
         if max(needed, default=0) > repeats:
             told.append(f"To find 5 % in all where none was found: about --repeat {max(needed)}.")
     return " ".join(told)
+
+
+def _confidence(verdicts: Sequence[Verdict]) -> str:
+    """How sure the intervals are: each has the level at which its figure was decided on."""
+    levels = sorted({round(100 * (1 - one.error_rate), 1) for one in verdicts if one.error_rate is not None})
+    return " to ".join(f"{level:g}" for level in dict.fromkeys((*levels[:1], *levels[-1:])))
 
 
 def _shown(verdict: Verdict, value: float | None) -> str:

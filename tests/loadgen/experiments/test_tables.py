@@ -94,6 +94,8 @@ def test_the_explanation_says_how_many_repeats_would_be_enough() -> None:
     told = explanation([ALIKE, SHORTER, TIMES, POINTS, UNTOLD], NAMES, 6)
     assert told.startswith("A: old. B: new. A and B are medians of 6 repeats")
     assert told.endswith("about --repeat 8.")  # of what was not found
+    assert "by t over the repeats, 95 to 97.5 % sure." in told
+    assert "by t over the repeats, 95 % sure." in explanation([ALIKE], NAMES, 6)
 
 
 @pytest.mark.parametrize("repeats", [1, 8])
