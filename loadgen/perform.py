@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,17 +78,17 @@ async def perform(
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    before = end_of(RunFile.read(path)) if resumes else 0.0
+    past = _past(RunFile.read(path)) if resumes else None
     async with open_http(target.api_key) as http:
         prepared = await _unless(steering.stop, prepare(settings, target, http, label, say))
-        if resumes:
-            writer = RunWriter.resume(path, Resumed(at=before, started_at=now(), versions=versions()))
+        if past is not None:
+            writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
         else:
             writer = RunWriter(path, prepared.header, overwrite=overwrite)
         with writer:
             watches = await Watches.begin(http, target.url)
             try:
-                run = _Run(settings, target, prepared, writer, before if resumes else None)
+                run = _Run(settings, target, prepared, writer, past)
                 writer.finish(await run.play(http, watches, console, steering, label))
             except (ResultError, TokenizerError, WorkerError) as problem:
                 raise RunBroken(problem, RunFile.read(path)) from None
@@ -116,15 +117,29 @@ def end_of(run: RunFile) -> float:
     return max(last, max((record.ended for record in run.records() if record.ended is not None), default=0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What there is of a run that is gone on with: its seconds, and what of it is over."""
+
+    seconds: float
+    sessions: int
+    turns: int
+
+
+def _past(run: RunFile) -> _Past:
+    over = run.final_turns()
+    return _Past(end_of(run), len(over), sum(over.values()))
+
+
 class _Run:
-    """A run from its first request to the last line of its file. `before` are the seconds of what it goes on with."""
+    """A run from its first request to the last line of its file. `past` is what it goes on with."""
 
     def __init__(
-        self, settings: Settings, target: Target, prepared: Prepared, writer: RunWriter, before: float | None
+        self, settings: Settings, target: Target, prepared: Prepared, writer: RunWriter, past: _Past | None
     ) -> None:
         self._settings, self._target, self._prepared, self._writer = settings, target, prepared, writer
-        self._before = before or 0.0
-        self._resumes = before is not None
+        self._past = past or _Past(0.0, 0, 0)
+        self._resumes = past is not None
         self._notes = prepared.notes()
         self._pace = Pace(settings.speed)
         closed = isinstance(parse_arrivals(settings.arrivals, settings.seed), Users)
@@ -145,9 +160,8 @@ class _Run:
     ) -> RunEnd:
         """Play it to its end, or to an early one."""
         header, rules, settings = self._prepared.header, self._rules, self._settings
-        progress = Progress(
-            label, header.sessions, header.turns, clock(), self._pace.speed, rules.last_turn, rules.last_second
-        )
+        sessions, turns = header.sessions - self._past.sessions, header.turns - self._past.turns
+        progress = Progress(label, sessions, turns, clock(), self._pace.speed, rules.last_turn, rules.last_second)
 
         def take(record: RequestRecord) -> None:
             self._writer.append(record)
@@ -179,11 +193,11 @@ class _Run:
                 trace = Path(settings.file).stem
                 helpers.append(asyncio.create_task(announce(state, http, self._target.url, trace)))
             try:
-                figures = await players.play(begin, begin - self._before)
+                figures = await players.play(begin, begin - self._past.seconds)
                 end = max(begin, clock())  # it may be stopped before it began
                 if progress.stopping is None and (last := state()).sent < last.turns:
                     progress.stopping = rules.check(last)
-                told = await watches.finish(self._before, self._notes)
+                told = await watches.finish(self._past.seconds, self._notes)
             finally:
                 for helper in helpers:
                     helper.cancel()
@@ -194,7 +208,7 @@ class _Run:
         await self._look_at_engine(told, progress)
         processes: list[SelfFigures] = figures if settings.workers == 1 else [*figures, own.figures()]
         return RunEnd(
-            at=round(end - begin + self._before, 6),
+            at=round(end - begin + self._past.seconds, 6),
             stopped_by=progress.stopping,
             client=summary(processes),
             speed_changes=self._pace.changes,
@@ -211,7 +225,9 @@ class _Run:
         ended = asyncio.create_task(_end_of_engine(engine))
         try:
             while not (asked.done() or ended.done()):
-                if progress.stopping is None and (why := self._rules.check(state())) is not None:
+                seen = state()
+                left = progress.stopping is None and seen.sent < seen.turns  # else there is nothing to end early
+                if left and (why := self._rules.check(seen)) is not None:
                     progress.stopping = why
                     players.drain()
                 await asyncio.wait([asked, ended], timeout=CHECK_EVERY, return_when=asyncio.FIRST_COMPLETED)

@@ -101,7 +101,10 @@ def _ended_early(runs: Sequence[RunFile]) -> bool:
 
 async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     """Go on with a run that was interrupted, as its file says it was asked for. Raises `ResultError`."""
-    settings = RunFile.read(place).header.settings
+    run = RunFile.read(place)
+    if run.complete:
+        raise ResultError(f"{place}: is complete, nothing is left to play; `loadgen report {place}` tells of it")
+    settings = run.header.settings
     if arguments.url is not None:
         settings = msgspec.structs.replace(settings, url=arguments.url, engine_args=())
     if arguments.json is not None:

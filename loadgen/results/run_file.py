@@ -193,6 +193,14 @@ class RunFile:
                 elif isinstance(item, RequestRecord) and self._latest.get(item.key, part) == part:
                     yield item
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to play: every turn is over, and the file has its end."""
+        if self.end is None:
+            return False
+        over = self.final_turns()
+        return len(over) == self.header.sessions and sum(over.values()) == self.header.turns
+
     def final_turns(self) -> dict[int, int]:
         """By a session's index, how many of its turns are over, completed or failed: it is done if those are all.
 

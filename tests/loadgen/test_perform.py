@@ -74,6 +74,7 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.said = ""  # while the last run went on
 
     def settings(self, sessions: Sequence[Session], /, **options: Any) -> Settings:
         trace = self.folder / f"trace-{next(_names)}.jsonl"
@@ -83,9 +84,12 @@ class Runner:
     async def perform(
         self, settings: Settings, url: str, stop: asyncio.Event | None = None, into: Path | None = None, **more: Any
     ) -> RunFile:
-        console = Console(file=io.StringIO())
+        said = io.StringIO()
+        console = Console(file=said)
         path = into or self.folder / f"run-{next(_names)}.jsonl"
-        return await perform(settings, Target(url), path, console, Steering(stop), **more)
+        ran = await perform(settings, Target(url), path, console, Steering(stop), **more)
+        self.said = said.getvalue()
+        return ran
 
     async def __call__(
         self,
@@ -362,6 +366,13 @@ async def test_a_count_of_requests_is_kept_to(run: Runner, workers: int) -> None
     assert "requests=7" in (ran.run.end.stopped_by or "")
 
 
+@pytest.mark.parametrize("until", ["requests=1", "time=200ms"])
+async def test_a_stop_rule_ends_nothing_early_once_all_is_sent(run: Runner, until: str) -> None:
+    ran = await run(trace_of((0, [turn("a", 1)])), lambda _: answer(["x"], first=0.6), until=(until,))
+    assert ran.run.end is not None
+    assert (ran.summary["completed"], ran.run.end.stopped_by) == (1, None)
+
+
 async def test_a_stop_rule_lets_what_runs_come_to_its_end(run: Runner) -> None:
     trace = trace_of((0, [turn("a", 1), turn("b", 1)]), (900, [turn("late", 1)]))
     ran = await run(trace, lambda _: answer(["x"], first=0.6), until=("time=200ms",))
@@ -499,6 +510,7 @@ async def test_an_interrupted_run_is_gone_on_with(run: Runner, tmp_path: Path) -
         second = await run.perform(settings, server.url, None, path, resumes=True)
         assert [talk(served.body)[-1] for served in server.served[before:]][:1] == ["a"]
     assert len(server.served) - before == 4  # the whole session that was cut, and the one not reached
+    assert "sessions 2/2, turns 4/4 done" in run.said
     records = list(second.records())
     assert sorted(record.key for record in records) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert {record.outcome for record in records} == {Outcome.COMPLETED}
