@@ -81,5 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
         out.print(f"A and B were asked for other things: {', '.join(other)}.", highlight=False)
     for condition, holds in judged.items():
         verdict = "FAIL" if holds else "pass"
-        out.print(f"{verdict}  {condition.text}", markup=False, highlight=False, style="bold red" if holds else "green")
+        line = f"{verdict}  {condition.text}   ({condition.seen(figures)})"
+        out.print(line, markup=False, highlight=False, style="bold red" if holds else "green")
     return EXIT_FAILED_TURNS if any(judged.values()) else 0

@@ -65,14 +65,25 @@ class Condition:
 
     def holds(self, pairs: Mapping[str, Pair]) -> bool:
         """Whether B is so. Raises `ConditionError` for a figure that a run lacks: it can be no pass."""
-        pair = pairs.get(self.name)
-        if pair is None:
-            raise ConditionError(f"{self.text!r}: neither run has {self.name}; both have {', '.join(_both(pairs))}")
+        pair = self.pair(pairs)
         value = pair.relative if self.relative else pair.change if self.change else pair.b
         if value is None:
             lacking = [side for side, figure in (("A", pair.a), ("B", pair.b)) if figure is None]
             raise ConditionError(f"{self.text!r}: {' and '.join(lacking)} has no {self.name}, so it cannot be told")
         return bool(OPERATORS[self.operator](value, self.number))
+
+    def pair(self, pairs: Mapping[str, Pair]) -> Pair:
+        """The figure that it is about. Raises `ConditionError` if no run has it."""
+        pair = pairs.get(self.name)
+        if pair is None:
+            raise ConditionError(f"{self.text!r}: neither run has {self.name}; both have {', '.join(_both(pairs))}")
+        return pair
+
+    def seen(self, pairs: Mapping[str, Pair]) -> str:
+        """What it is judged by, in words. Raises as `pair`."""
+        pair = self.pair(pairs)
+        b = text(pair.b, self.name)
+        return f"{text(pair.a, self.name)} to {b}, {_percent(pair.relative)}" if self.change else b
 
 
 def _both(pairs: Mapping[str, Pair]) -> list[str]:

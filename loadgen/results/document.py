@@ -174,7 +174,9 @@ def _summary(figures: Figures, runs: Sequence[Measured]) -> dict[str, Any]:
     """Their figures, with the turns and sessions that were not reached and have no lines."""
     summary: dict[str, Any] = dict(figures.summary())
     turns, sessions = (sum(missing) for missing in zip(*(one.never for one in runs), strict=True))
+    killed = any(one.run.end is None for one in runs)
     return summary | {
+        "sessions_completed": None if killed else summary["sessions_completed"],  # its sessions may lack turns
         "not_reached": summary["not_reached"] + turns,
         "turns": summary["turns"] + turns,
         "sessions": summary["sessions"] + sessions,

@@ -154,7 +154,7 @@ def run_table(document: Document) -> Table:
         ("{} client processes", settings["workers"] if settings["workers"] != 1 else None),
         ("answers of the model's own length", None if settings["ignore_eos"] else True),
         ("not streamed", None if settings["stream"] else True),
-        ("lengths times {}", settings["length_scale"]),
+        ("lengths times {}", settings["length_scale"] and f"{settings['length_scale']:.15g}"),
         ("until {}", settings["until"]),
         ("retries {}", settings["retries"] or None),
     )
@@ -189,11 +189,15 @@ def run_table(document: Document) -> Table:
     return Table("Run", tuple(row for row in rows if row[1]), prose=True)
 
 
+def _of(count: int | None, every: int) -> str:
+    return f"not known, of {every:,}" if count is None else f"{count:,} of {every:,}"
+
+
 def outcome_table(document: Document) -> Table:
     """What became of the turns, and how much there was in how long."""
     summary, engine = document["summary"], document["engine"]
     rows = [
-        ("sessions served whole", f"{summary['sessions_completed']:,} of {summary['sessions']:,}"),
+        ("sessions served whole", _of(summary["sessions_completed"], summary["sessions"])),
         ("turns completed", f"{summary['completed']:,} of {summary['turns']:,}"),
         ("turns failed", text(summary["failed"])),
         *((f"  {outcome}", text(count)) for outcome, count in summary["failures"].items()),

@@ -13,6 +13,7 @@ import pytest
 from sample_runs import CLIENT, completed, failed, header, write_run
 
 from loadgen.cli import main
+from loadgen.outcome import Outcome, RequestRecord
 from loadgen.results.run_file import RunEnd
 
 END = RunEnd(at=6.0, client=CLIENT)
@@ -101,8 +102,33 @@ def test_a_condition_that_holds_is_exit_code_1(capsys: pytest.CaptureFixture[str
     conditions = ("--fail-if", "ttft.min > +10%", "--fail-if", "failed > 5")
     code, out, _ = loadgen(capsys, "diff", a, b, *conditions)
     assert code == 1
-    assert out.endswith("FAIL  ttft.min > +10%\npass  failed > 5\n")
+    assert out.endswith("FAIL  ttft.min > +10%   (500.0 to 600.0, +20.0%)\npass  failed > 5   (1)\n")
     assert loadgen(capsys, "diff", a, a, *conditions)[0] == 0
+
+
+def test_nothing_is_resumed_of_a_run_that_is_complete(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Else what was seen around its requests would be replaced by nothing."""
+    path = tmp_path / "whole.jsonl"
+    whole = write_run(path, [completed(), failed()], END, header(1, 2))
+    kept = path.read_bytes()
+    code, out, err = loadgen(capsys, "resume", path)
+    assert (whole.complete, code, out) == (True, 2, "")
+    assert err == f"loadgen: {path}: is complete, nothing is left to play; `loadgen report {path}` tells of it\n"
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("records", "end", "turns"),
+    [
+        ([completed(), completed(turn=1, outcome=Outcome.INTERRUPTED)], END, 2),
+        ([completed()], END, 2),
+        ([completed(), completed(turn=1)], None, 2),
+    ],
+)
+def test_a_run_that_is_not_complete(
+    tmp_path: Path, records: list[RequestRecord], end: RunEnd | None, turns: int
+) -> None:
+    assert not write_run(tmp_path / "part.jsonl", records, end, header(1, turns)).complete
 
 
 def test_against_figures_that_were_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path, a: str, b: str) -> None:
