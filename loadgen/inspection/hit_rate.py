@@ -7,13 +7,15 @@ none weighs more for being in many prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
+from loadgen.inspection.columns import ColumnReader, batches
 from loadgen.inspection.prompts import Integers, Prompts
 from loadgen.inspection.sampling import Estimate, Sampling
+from loadgen.traces.model import Header, Session
 
 EXACT_PIECES = 1_000_000
 
@@ -149,3 +151,13 @@ class IdealHits:
                 found[begin + known] = part
         places = np.flatnonzero(np.arange(len(taken)) >= np.repeat(new_from, np.diff(bounds)))
         return taken[places], found[places]
+
+
+def ideal_hits(sessions: Iterable[Session], header: Header, block_sizes: Sequence[int]) -> tuple[HitRate, ...]:
+    """The hits of an infinite cache, were the requests served one after the other, for each block size."""
+    hits, reader = IdealHits(block_sizes), ColumnReader(header)
+    for batch in batches(sessions):
+        columns = reader.read(batch)
+        hits.take(columns.blocks)
+        hits.take(columns.texts)
+    return hits.rates()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,21 +13,11 @@ from made_sessions import BLOCK_SIZE, HEADER, PIECE, PIECE_TOKENS, block_session
 from msgspec import UNSET
 
 from loadgen.inspection.columns import ColumnReader, batches
-from loadgen.inspection.hit_rate import HitRate, IdealHits, KnownPieces
+from loadgen.inspection.hit_rate import HitRate, IdealHits, KnownPieces, ideal_hits
 from loadgen.traces.formats import open_trace
-from loadgen.traces.model import Asked, Header, Session, Turn
+from loadgen.traces.model import Asked, Session, Turn
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16)
-
-
-def ideal_hits(sessions: Iterable[Session], header: Header, block_sizes: Sequence[int]) -> tuple[HitRate, ...]:
-    """The hits of an infinite cache for each block size."""
-    hits, reader = IdealHits(block_sizes), ColumnReader(header)
-    for batch in batches(sessions):
-        columns = reader.read(batch)
-        hits.take(columns.blocks)
-        hits.take(columns.texts)
-    return hits.rates()
 
 
 def oracle(prompts: Sequence[tuple[Sequence[Hashable], Sequence[Hashable]]], block_size: int) -> tuple[int, int]:
