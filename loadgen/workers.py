@@ -173,7 +173,7 @@ class Children:
             for number in range(self._count):
                 self._processes.append(
                     await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-m", "loadgen.worker"),
+                        *(sys.executable, "-P", "-m", "loadgen.worker"),  # not what lies about in the folder
                         stdin=asyncio.subprocess.PIPE,
                         stdout=asyncio.subprocess.PIPE,
                         env=environment,
