@@ -62,11 +62,13 @@ def whole_number(text: str) -> int:
 
 
 def server_url(text: str) -> str:
-    """An http(s) address without a path at its end; `/v1` is taken off."""
+    """An http(s) address without a path at its end; `/v1` is taken off. A password in it would be in the run's file."""
     from urllib.parse import urlsplit
 
     try:
         parts = urlsplit(text)
+        if parts.username is not None:
+            raise argparse.ArgumentTypeError("expected an address without a user or password; --api-key is for keys")
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         usable = usable and not (parts.query or parts.fragment) and text.isprintable() and " " not in text
     except ValueError:
