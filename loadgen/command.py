@@ -7,6 +7,7 @@ import contextlib
 import resource
 import signal
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -65,8 +66,10 @@ def exit_code(run: RunFile) -> int:
     stopped_by = None if run.end is None else run.end.stopped_by
     if stopped_by == BY_HAND:
         return EXIT_INTERRUPTED
-    failed = any(record.outcome.failed for record in run.records())
-    unfinished = stopped_by is None and any(record.outcome is Outcome.NOT_REACHED for record in run.records())
+    outcomes = Counter(record.outcome for record in run.records())
+    failed = any(outcome.failed for outcome in outcomes)
+    reached = outcomes.total() - outcomes[Outcome.NOT_REACHED]
+    unfinished = stopped_by is None and reached < run.header.turns
     return EXIT_FAILED_TURNS if failed or unfinished else 0
 
 
@@ -90,7 +93,8 @@ async def _with_signals(work: Callable[[Interrupt], Awaitable[int]]) -> int:
         interrupt.stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, on_signal)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup asks to go on
+            loop.add_signal_handler(number, on_signal)
     try:
         return await task
     except asyncio.CancelledError:

@@ -86,7 +86,7 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
 
     named = {
         "--arrivals": arguments.arrivals,
-        "--rate": None if arguments.rate is None else f"poisson:{arguments.rate:g}",
+        "--rate": None if arguments.rate is None else f"poisson:{arguments.rate:.15g}",
         "--users": None if arguments.users is None else f"users:{arguments.users}",
     }
     given = {flag: spec for flag, spec in named.items() if spec is not None}

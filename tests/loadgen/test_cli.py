@@ -162,6 +162,26 @@ async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> 
     assert (summary["completed"], summary["interrupted"], summary["failed"]) == (2, 1, 0)
 
 
+async def test_with_nohup_it_goes_on_when_its_terminal_goes(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", turns=1)
+    begun = asyncio.Event()
+
+    def script(_: dict[str, Any]) -> Script:
+        begun.set()
+        return answer(["a", "b"], first=0.5)
+
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a process is born with what its parent does not hear
+    try:
+        async with GoldenServer(script) as server:
+            process = await start("replay", trace, "--url", server.url)
+            await asyncio.wait_for(begun.wait(), 30)
+            process.send_signal(signal.SIGHUP)
+            _, err = await process.communicate()
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    assert process.returncode == 0, err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -177,6 +197,7 @@ async def test_ctrl_c_reports_so_far(tmp_path: Path, number: signal.Signals) -> 
         (["replay", "{trace}", "--model", "\udcff"], "--model: expected UTF-8"),
         (["replay", "{trace}", "--seed", "-1"], "--seed: expected a whole number from 0 on"),
         (["replay", "{trace}", "--url", "localhost:1"], "--url: expected an address like http://127.0.0.1:8000"),
+        (["replay", "{trace}", "--url", "http://me:secret@127.0.0.1:1"], "--url: expected an address without a user"),
         (["replay", "{trace}", "--url", "http://[::1"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--url", "http://127.0.0.1:0"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--url", "http://x/?a=b"], "--url: expected an address like http://127.0.0.1:8000"),
@@ -209,6 +230,7 @@ async def test_bad_input_is_exit_code_2(tmp_path: Path, arguments: list[str], sa
     code, out, err = await loadgen(*(argument.format(**names) for argument in arguments))
     assert code == 2
     assert says.format(**names) in err
+    assert "secret" not in err
     assert out == ""
 
 
@@ -257,3 +279,11 @@ async def test_help_loads_nothing_heavy() -> None:
     loaded = set(out.decode().split())
     assert "loadgen.cli" in loaded
     assert not loaded & {"torch", "numpy", "aiohttp", "rich", "plotext", "msgspec", "asyncio", "engine"}
+
+
+async def test_a_rate_is_kept_to_its_last_digit(tmp_path: Path) -> None:
+    trace, out_file = write_trace(tmp_path / "t.jsonl", turns=1), tmp_path / "out.json"
+    async with GoldenServer(two_words) as server:
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--rate", "1234.5678", "--json", out_file)
+    assert code == 0, err
+    assert json.loads(out_file.read_text())["settings"]["rate"] == 1234.5678
