@@ -59,7 +59,10 @@ def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[Req
         )
     if run.resumed:
         when = ", ".join(f"{resumed.at:.1f} s" for resumed in run.resumed)
-        told.append(f"The run was resumed at {when}; the engine's and the server's figures are of its last part.")
+        told.append(
+            f"The run was resumed at {when}; the figures of the engine, the server and loadgen itself are of its last "
+            "part."
+        )
     if run.end is not None:
         told += _of_end(run, run.header.settings.speed)
     return told

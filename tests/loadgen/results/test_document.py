@@ -129,7 +129,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     found = document(RunFile.read(run.path))
     assert (found["summary"]["completed"], found["summary"]["interrupted"]) == (2, 0)
     assert found["settings"]["stopped_by"] is None
-    assert any("resumed at 6.0 s" in note for note in found["notes"])
+    assert any("resumed at 6.0 s; the figures of the engine, the server and lo" in note for note in found["notes"])
     assert found["agreement"]["generation"]["server"] == 6
 
 
