@@ -17,7 +17,7 @@ from loadgen.experiments.tables import explanation, findings, verdict_table
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import Document, document
 from loadgen.results.output import OutputError, check_writable, write_json
-from loadgen.results.report import print_notes, print_report, print_side_by_side, rich_table
+from loadgen.results.report import fitting, print_notes, print_report, print_side_by_side
 from loadgen.results.run_file import RunFile
 
 Sides = tuple[Side, Side]
@@ -121,7 +121,8 @@ def _print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
 def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console) -> None:
     told = verdicts(repeats)
     print_side_by_side([found["a"], found["b"]], names, out, ratio=True)
-    out.print(rich_table(verdict_table(told)))
+    for table in fitting(verdict_table(told), out, least_names=9):
+        out.print(table)
     out.print(explanation(told, names, len(repeats)), markup=False, highlight=False)
     for line in findings(told, names):
         out.print(line, markup=False, highlight=False)

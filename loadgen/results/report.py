@@ -30,6 +30,7 @@ WIDE = 100  # columns of a terminal that has room for all statistics; the JSON h
 TWO_COLUMNS = 150  # that has room for two tables or plots beside each other
 WIDEST_PLOT = 110
 BETWEEN = 4  # columns between two tables
+LEAST_NAMES = 24  # columns that are left to the names of rows, when they are folded for the figures to be in one table
 
 
 def print_report(runs: Sequence[RunFile], console: Console, plots: bool, asked: Asked = AS_THE_RUN) -> None:
@@ -87,8 +88,8 @@ def _say(lines: Iterable[str], console: Console, style: str | None = None, side:
         console.print(f"{side}{line}", markup=False, highlight=False, style=style)
 
 
-def rich_table(table: Table) -> RichTable:
-    """A table of text as the terminal's."""
+def rich_table(table: Table, names: int | None = None) -> RichTable:
+    """A table of text as the terminal's; with `names` the names of rows are folded into so many columns."""
     drawn = RichTable(
         title=table.title,
         title_justify="left",
@@ -100,7 +101,8 @@ def rich_table(table: Table) -> RichTable:
     for number in range(max(map(len, table.rows), default=1)):
         name = table.columns[number] if table.columns else ""
         if number == 0 or table.prose:
-            drawn.add_column(name, overflow="fold", no_wrap=number == 0 and bool(table.columns))
+            whole = number == 0 and bool(table.columns) and names is None
+            drawn.add_column(name, overflow="fold", no_wrap=whole, width=names if number == 0 else None)
         else:
             drawn.add_column(name, justify="right", no_wrap=True)
     for row in table.rows:
@@ -108,18 +110,24 @@ def rich_table(table: Table) -> RichTable:
     return drawn
 
 
-def fitting(table: Table, console: Console) -> list[RichTable]:
-    """The table, its columns of figures in as many parts as the terminal's width needs."""
+def fitting(table: Table, console: Console, least_names: int = LEAST_NAMES) -> list[RichTable]:
+    """The table, its columns of figures in as few parts as the terminal's width allows.
+
+    For that the names of rows are folded, to no less than `least_names` columns.
+    """
     figures = len(table.columns) - 1
     for most in range(figures, 0, -1):
         parts = [table.part(at, at + most) for at in range(0, figures, most)]
-        if most == 1 or all(_width(part) <= console.width for part in parts):
+        names = min(console.width - _width(part) + part.widths[0] for part in parts)
+        if names >= table.widths[0] or (most == 1 and names < least_names):
             return [rich_table(part) for part in parts]
+        if names >= least_names and not table.prose:
+            return [rich_table(part, names) for part in parts]
     return [rich_table(table)]
 
 
 def _width(table: Table) -> int:
-    return sum(table.widths) + 2 * len(table.widths) + 2  # a letter of room on either side
+    return sum(table.widths) + 3 * len(table.widths) + 1  # a letter of room on either side, and one between cells
 
 
 def _print_beside(left: Sequence[Table | None], right: Sequence[Table | None], console: Console) -> None:

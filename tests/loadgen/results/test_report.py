@@ -217,3 +217,19 @@ def test_side_by_side(tmp_path: Path) -> None:
     assert cells(out, "steps") == ["2", "-"]
     assert "goodput" not in out  # neither has limits
     assert out.splitlines()[-1] == "new: Note: slow"
+
+
+@pytest.mark.parametrize(("width", "heads"), [(200, 1), (120, 1), (80, 2), (60, 4), (30, 4)])
+def test_runs_stay_beside_each_other_as_far_as_the_names_of_rows_can_be_folded(
+    tmp_path: Path, width: int, heads: int
+) -> None:
+    name = "internal waste / (filled + internal), over time"
+    runs = [a_run(tmp_path, completed(), end=msgspec.structs.replace(END, engine=ENGINE)) for _ in range(4)]
+    console = Console(file=io.StringIO(), width=width)
+    print_side_by_side([document(run) for run in runs], ["one", "two", "three", "four"], console)
+    out = console.file.getvalue()  # type: ignore[attr-defined]
+    assert out.count("Side by side") == heads
+    assert (name in out) is (width == 200)
+    if width >= 60:
+        assert "…" not in out
+        assert out.count("25.00%") == 4
