@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,13 +22,15 @@ from loadgen.limits import Limits, open_limits
 from loadgen.live.announce import announce
 from loadgen.live.screen import show
 from loadgen.live.state import RunState
-from loadgen.live.tally import Progress
+from loadgen.live.tally import Counts, Progress
 from loadgen.machine import versions
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
+from loadgen.played import NOTHING
 from loadgen.player import Job
 from loadgen.prepare import Prepared, now, prepare
 from loadgen.results.run_file import ResultError, Resumed, RunEnd, RunFile, RunWriter
+from loadgen.resumption import Past
 from loadgen.self_watch import SelfFigures, SelfWatch, summary
 from loadgen.settings import Settings
 from loadgen.stop_rules import StopRules, parse_rule
@@ -66,11 +67,11 @@ async def perform(
     label: str = "replay",
     *,
     overwrite: bool = False,
-    resumes: bool = False,
+    past: Past | None = None,
 ) -> RunFile:
     """Play the settings' trace against the target, and keep it in the file at `path`.
 
-    `steering.stop` ends it early with what there is. With `resumes` the file is there, and is gone on with. Raises
+    `steering.stop` ends it early with what there is. The run of a `past` is gone on with in its file. Raises
     `TraceError`, `ServerError`, `EngineError`, `TokenizerError`, `ResultError` or `WorkerError`, and `CancelledError`
     if it is stopped, all before the first request; after it `RunBroken`, as of a disk that gets full.
     """
@@ -78,13 +79,14 @@ async def perform(
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    past = _past(RunFile.read(path)) if resumes else None
     async with open_http(target.api_key) as http:
-        prepared = await _unless(steering.stop, prepare(settings, target, http, label, say))
-        if past is not None:
-            writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
-        else:
+        over = NOTHING if past is None else past.turns
+        prepared = await _unless(steering.stop, prepare(settings, target, http, label, say, over))
+        if past is None:
             writer = RunWriter(path, prepared.header, overwrite=overwrite)
+        else:
+            past.check(prepared.header)
+            writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
         with writer:
             watches = await Watches.begin(http, target.url)
             try:
@@ -111,35 +113,15 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _R
         await asyncio.wait({working, stopping})
 
 
-def end_of(run: RunFile) -> float:
-    """Seconds of a run after which nothing happened in it."""
-    last = max((end.at for end in run.ends), default=0.0)
-    return max(last, max((record.ended for record in run.records() if record.ended is not None), default=0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """What there is of a run that is gone on with: its seconds, and what of it is over."""
-
-    seconds: float
-    sessions: int
-    turns: int
-
-
-def _past(run: RunFile) -> _Past:
-    over = run.final_turns()
-    return _Past(end_of(run), len(over), sum(over.values()))
-
-
 class _Run:
-    """A run from its first request to the last line of its file. `past` is what it goes on with."""
+    """A run from its first request to the last line of its file, or the last part of one that has a past."""
 
     def __init__(
-        self, settings: Settings, target: Target, prepared: Prepared, writer: RunWriter, past: _Past | None
+        self, settings: Settings, target: Target, prepared: Prepared, writer: RunWriter, past: Past | None
     ) -> None:
         self._settings, self._target, self._prepared, self._writer = settings, target, prepared, writer
-        self._past = past or _Past(0.0, 0, 0)
-        self._resumes = past is not None
+        self._past = past
+        self._before = 0.0 if past is None else past.seconds
         self._notes = prepared.notes()
         self._pace = Pace(settings.speed)
         closed = isinstance(parse_arrivals(settings.arrivals, settings.seed), Users)
@@ -151,7 +133,7 @@ class _Run:
             facts=self._prepared.facts,
             vocabulary=self._prepared.vocabulary,
             limits=limits,
-            resumes=str(self._writer.path) if self._resumes else None,
+            done=self._prepared.found.done,
             counts=self._prepared.counts,
         )
 
@@ -160,29 +142,34 @@ class _Run:
     ) -> RunEnd:
         """Play it to its end, or to an early one."""
         header, rules, settings = self._prepared.header, self._rules, self._settings
-        sessions, turns = header.sessions - self._past.sessions, header.turns - self._past.turns
-        progress = Progress(label, sessions, turns, clock(), self._pace.speed, rules.last_turn, rules.last_second)
+        progress = Progress(
+            label, header.sessions, header.turns, clock(), self._pace.speed, rules.last_turn, rules.last_second
+        )
 
         def take(record: RequestRecord) -> None:
             self._writer.append(record)
             progress.take(record)
 
+        earlier = Counts() if self._past is None else self._past.count(self._prepared.found.done, progress.take)
+        budget = None if rules.last_turn is None else max(0, rules.last_turn - earlier.sent)
         async with AsyncExitStack() as stack:
-            limits = stack.enter_context(open_limits(rules.last_turn, settings.concurrency, settings.workers))
+            limits = stack.enter_context(open_limits(budget, settings.concurrency, settings.workers))
             opened = open_players(self._job(limits), take, self._pace, self._target.api_key)
             players = await stack.enter_async_context(opened)
             own = SelfWatch()
 
             def state() -> RunState:
                 told = players.told()
-                return progress.state(clock(), [one.counts for one in told], [one.figures for one in told])
+                counts = [earlier, *(one.counts for one in told)]
+                return progress.state(clock(), counts, [one.figures for one in told])
 
             def set_speed(speed: float) -> None:
                 moment = clock()
                 players.set_speed(speed, moment)
                 progress.set_speed(speed, moment)
 
-            begin = progress.began = clock() + LEAD
+            begin = clock() + LEAD
+            progress.began = begin - self._before
             steering.attach(set_speed)
             helpers = [
                 asyncio.create_task(show(state, console)),
@@ -193,11 +180,11 @@ class _Run:
                 trace = Path(settings.file).stem
                 helpers.append(asyncio.create_task(announce(state, http, self._target.url, trace)))
             try:
-                figures = await players.play(begin, begin - self._past.seconds)
+                figures = await players.play(begin, progress.began)
                 end = max(begin, clock())  # it may be stopped before it began
                 if progress.stopping is None and (last := state()).sent < last.turns:
                     progress.stopping = rules.check(last)
-                told = await watches.finish(self._past.seconds, self._notes)
+                told = await watches.finish(self._before, self._notes)
             finally:
                 for helper in helpers:
                     helper.cancel()
@@ -208,10 +195,10 @@ class _Run:
         await self._look_at_engine(told, progress)
         processes: list[SelfFigures] = figures if settings.workers == 1 else [*figures, own.figures()]
         return RunEnd(
-            at=round(end - begin + self._past.seconds, 6),
+            at=round(end - begin + self._before, 6),
             stopped_by=progress.stopping,
             client=summary(processes),
-            speed_changes=self._pace.changes,
+            speed_changes=tuple((at + self._before, speed) for at, speed in self._pace.changes),
             notes=tuple(self._notes),
             **told,
         )

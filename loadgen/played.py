@@ -6,12 +6,15 @@ Client processes and the look at a trace before its run go through the same, so 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+import msgspec
 
 from loadgen.arrivals import Recorded, parse_arrivals
 from loadgen.needs import Needs
@@ -21,6 +24,9 @@ from loadgen.traces.model import Header, Session, TraceError
 from loadgen.traces.scale import fit, scaled, scaled_header, tokens_of
 
 SAY_EVERY = 5.0  # seconds
+NOTHING: Mapping[int, int] = {}
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def trace_of(settings: Settings) -> TraceFile:
@@ -57,6 +63,11 @@ def _fitted(trace: TraceFile, settings: Settings, limit: int | None) -> Iterator
     return (session if limit is None else fit(session, limit, policy, header, scale) for session in sessions)
 
 
+def is_done(done: bytes, index: int) -> bool:
+    """Whether `Survey.done` has a session."""
+    return done[index : index + 1] == b"\1"
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """A trace read once before it is played: that it can be, how much it is, and what it needs."""
@@ -67,28 +78,43 @@ class Survey:
     left_out: int  # sessions, for the server's context
     trace: TraceFile
     needs: Needs
+    digest: str  # of the sessions, to know them again by
+    done: bytes  # a 1 at the index of each session of which every turn is over; for `is_done`
 
 
-async def survey_aside(settings: Settings, limit: int | None, say: Callable[[str], None]) -> Survey:
+async def survey_aside(
+    settings: Settings, limit: int | None, say: Callable[[str], None], over: Mapping[int, int] = NOTHING
+) -> Survey:
     """`survey` in a thread of its own, which ends when nobody waits for it: a long trace must not outlive Ctrl-C."""
     given_up = threading.Event()
     try:
-        return await asyncio.to_thread(survey, settings, limit, say, given_up.is_set)
+        return await asyncio.to_thread(survey, settings, limit, say, over, given_up.is_set)
     finally:
         given_up.set()
 
 
 def survey(
-    settings: Settings, limit: int | None, say: Callable[[str], None], given_up: Callable[[], bool] = lambda: False
+    settings: Settings,
+    limit: int | None,
+    say: Callable[[str], None],
+    over: Mapping[int, int] = NOTHING,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Survey:
-    """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then."""
+    """Read and check all that will be played. Raises `TraceError`; `say` gets a line now and then.
+
+    `over` is the turns of a run that are over, by a session's index.
+    """
     trace, arrivals = trace_of(settings), parse_arrivals(settings.arrivals, settings.seed)
     sessions = turns = longest = left_out = 0
     needs = Needs(settings)
+    digest, done = hashlib.blake2b(digest_size=8), bytearray()
     said = time.monotonic()
-    for session in _fitted(trace, settings, limit):
+    for index, session in enumerate(_fitted(trace, settings, limit)):
         if given_up():
             raise TraceError(f"{trace.path}: was not read to its end")
+        digest.update(_encode(session))
+        if over:
+            done.append(session is not None and over.get(index) == len(session.turns))
         if session is None:
             left_out += 1
             continue
@@ -107,4 +133,4 @@ def survey(
         raise TraceError(f"{trace.path}: has no session to play")
     if settings.sessions is not None and settings.sessions > sessions + left_out:
         raise TraceError(f"--sessions {settings.sessions}: {trace.path} has {sessions + left_out} sessions")
-    return Survey(sessions, turns, longest, left_out, trace, needs)
+    return Survey(sessions, turns, longest, left_out, trace, needs, digest.hexdigest(), bytes(done))

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, tee
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -20,8 +19,7 @@ from loadgen.limits import Budget, Limits, Tickets
 from loadgen.live.tally import Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Ended, Pace
-from loadgen.played import header_of, played, trace_of
-from loadgen.results.run_file import RunFile
+from loadgen.played import header_of, is_done, played, trace_of
 from loadgen.server import ServerFacts
 from loadgen.session import Setting, run_session
 from loadgen.settings import Settings
@@ -33,7 +31,6 @@ LOOKAHEAD = 1.0  # seconds before its arrival in which a session's first request
 MOST_QUEUED = 10_000  # sessions that are written or wait for a slot; the rest wait in the trace, their moments known
 
 _Arrive = Callable[[], Awaitable[float]]
-_Sessions = Iterator[tuple[int, Session]]
 _Feed = Iterator[tuple[int, Session, float]]
 _One = Callable[[Session, int, _Arrive], Coroutine[None, None, float]]
 
@@ -50,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     worker: int = 0
     workers: int = 1
-    resumes: str | None = None  # the run's file, whose finished sessions are left out
+    done: bytes = b""  # sessions that are left out, as they have been played before; for `is_done`
     counts: bool = False  # answers and recorded replies are counted by a tokenizer where nothing else tells
 
 
@@ -70,24 +67,35 @@ class Controls:
         self.arrivals.end()
 
 
-def _left(job: Job, stop: asyncio.Event) -> _Sessions:
-    """What is to be played, with places in the trace: all sessions, or those that an interrupted run has not ended."""
-    over = RunFile.read(Path(job.resumes)).final_turns() if job.resumes else {}
+def _all_of_it(job: Job, stop: asyncio.Event) -> Iterator[tuple[int, Session]]:
+    """The sessions of the run with their places in the trace."""
     for index, session in played(trace_of(job.settings), job.settings, job.facts.max_model_len):
         if stop.is_set():
             return
-        if over.get(index, 0) < len(session.turns):
-            yield index, session
+        yield index, session
 
 
-def _timed(sessions: _Sessions, arrivals: Arrivals) -> _Feed:
+def _timed(sessions: Iterator[tuple[int, Session]], arrivals: Arrivals) -> _Feed:
     """Sessions with their place in the trace, and when they start."""
     ours, theirs = tee(sessions)
     times = arrivals.times(session.arrival for _, session in theirs)
     return ((index, session, time) for (index, session), time in zip(ours, times, strict=False))
 
 
-def _taken(sessions: _Sessions, tickets: Tickets) -> _Sessions:
+def _left(feed: _Feed, done: bytes) -> _Feed:
+    """What is not done yet, the first of it at 0. The gaps in front of what is done take no time."""
+    passed = before = 0.0
+    begun = False
+    for index, session, time in feed:
+        if not is_done(done, index):
+            passed, begun = passed if begun else time, True
+            yield index, session, time - passed
+        else:
+            passed += time - before
+        before = time
+
+
+def _taken(sessions: _Feed, tickets: Tickets) -> _Feed:
     """Of the sessions that all processes go through, those whose number this one draws."""
     passed = 0
     while (number := tickets.take()) is not None:
@@ -122,12 +130,12 @@ async def _open_loop(feed: _Feed, by: Pace, setting: Setting, one: _One) -> None
             group.create_task(one(session, index, partial(arrive, start)))
 
 
-async def _closed_loop(sessions: _Sessions, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:
+async def _closed_loop(sessions: _Feed, users: Users, job: Job, by: Pace, setting: Setting, one: _One) -> None:
     """Each user plays one session after the other, and thinks between them."""
     begin = by.moment(0.0)
 
     async def user(ready: float) -> None:
-        for index, session in sessions:
+        for index, session, _ in sessions:
 
             async def arrive(moment: float = ready) -> float:
                 return await by.until(by.trace(moment))
@@ -165,9 +173,10 @@ class Player:
         try:
             self._asker = Asker(header_of(trace_of(settings), settings), job.facts, settings, job.vocabulary)
             self._tokenizer = open_tokenizer(settings.tokenizer, self._http, job.facts) if job.counts else None
-            left = _left(job, self._controls.stop)
+            self._arrivals = parse_arrivals(settings.arrivals, settings.seed)
+            left = _left(_timed(_all_of_it(job, self._controls.stop), self._arrivals), job.done)
             first = await asyncio.to_thread(next, left, None)  # past all that was done before
-            self._sessions: _Sessions = left if first is None else chain([first], left)
+            self._feed: _Feed = left if first is None else chain([first], left)
         except BaseException:
             await self.__aexit__()
             raise
@@ -183,8 +192,7 @@ class Player:
         Records count from `zero`: a run that goes on after a pause has begun before. Every turn of a session that
         began has been reported when it returns.
         """
-        job, settings, controls = self._job, self._job.settings, self._controls
-        arrivals = parse_arrivals(settings.arrivals, settings.seed)
+        job, settings, controls, arrivals = self._job, self._job.settings, self._controls, self._arrivals
         by = controls.pace if isinstance(arrivals, Recorded) else controls.arrivals
         for pace in (controls.pace, controls.arrivals):
             pace.begin(begin)
@@ -210,10 +218,10 @@ class Player:
             return over
 
         if isinstance(arrivals, Users):
-            taken = _taken(self._sessions, Tickets(job.limits.taken))
+            taken = _taken(self._feed, Tickets(job.limits.taken))
             playing = asyncio.create_task(_closed_loop(taken, arrivals, job, by, setting, one))
         else:
-            feed = islice(_timed(self._sessions, arrivals), job.worker, None, job.workers)
+            feed = islice(self._feed, job.worker, None, job.workers)
             playing = asyncio.create_task(_open_loop(feed, by, setting, one))
         stopper = asyncio.create_task(controls.stop.wait())
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -11,7 +11,7 @@ import msgspec
 
 from loadgen.engine_watch import set_control
 from loadgen.machine import machine, versions
-from loadgen.played import Survey, header_of, survey_aside
+from loadgen.played import NOTHING, Survey, header_of, survey_aside
 from loadgen.probe import probe
 from loadgen.results.run_file import RunHeader
 from loadgen.server import ServerFacts, find_server
@@ -51,13 +51,21 @@ class Prepared:
 
 
 async def prepare(
-    settings: Settings, target: Target, http: aiohttp.ClientSession, label: str, say: Callable[[str], None]
+    settings: Settings,
+    target: Target,
+    http: aiohttp.ClientSession,
+    label: str,
+    say: Callable[[str], None],
+    over: Mapping[int, int] = NOTHING,
 ) -> Prepared:
-    """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`."""
-    found = await survey_aside(settings, None, say)  # what is wrong with the file needs no server
+    """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`.
+
+    `over` is the turns of a run that are over, by a session's index.
+    """
+    found = await survey_aside(settings, None, say, over)  # what is wrong with the file needs no server
     facts = await find_server(http, target.url, settings.model)
     if facts.max_model_len is not None and found.longest > facts.max_model_len:
-        found = await survey_aside(settings, facts.max_model_len, say)
+        found = await survey_aside(settings, facts.max_model_len, say, over)
     header = header_of(found.trace, settings)
     if settings.control:
         await set_control(http, target.url, settings.control)
@@ -80,6 +88,7 @@ async def prepare(
             "recipe": header.recipe,
             "bad_lines": found.trace.bad.count,
             "left_out": found.left_out,
+            "digest": found.digest,
         },
         server={
             **msgspec.to_builtins(facts),

@@ -17,6 +17,7 @@ from loadgen.results.document import document
 from loadgen.results.output import OutputError, check_writable, write_json
 from loadgen.results.report import print_report
 from loadgen.results.run_file import ResultError, RunFile
+from loadgen.resumption import Past
 from loadgen.server import ServerError
 from loadgen.settings import Settings
 from loadgen.steer import listen, obey
@@ -101,10 +102,8 @@ def _ended_early(runs: Sequence[RunFile]) -> bool:
 
 async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
     """Go on with a run that was interrupted, as its file says it was asked for. Raises `ResultError`."""
-    run = RunFile.read(place)
-    if run.complete:
-        raise ResultError(f"{place}: is complete, nothing is left to play; `loadgen report {place}` tells of it")
-    settings = run.header.settings
+    past = Past.read(place)
+    settings = past.run.header.settings
     if arguments.url is not None:
         settings = msgspec.structs.replace(settings, url=arguments.url, engine_args=())
     if arguments.json is not None:
@@ -115,7 +114,7 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
         async with open_target(settings, console, arguments.api_key) as target:
             with interrupt.reported() as stop:
                 try:
-                    runs.append(await perform(settings, target, place, console, Steering(stop), "resume", resumes=True))
+                    runs.append(await perform(settings, target, place, console, Steering(stop), "resume", past=past))
                 except RunBroken as broken:
                     runs.append(broken.run)
                     raise broken.problem from None
