@@ -75,7 +75,7 @@ def _vertex(left: Response, middle: Response, right: Response) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests/s within the limits at a load, and where its true value is (95 %)."""
+    """Requests/s within the limits at a load, and where its true value is: 95 % sure, near saturation 75 %."""
 
     load: float
     value: float

@@ -23,7 +23,7 @@ from loadgen.results.run_file import RunFile
 from loadgen.settings import Settings
 
 DIGITS = 4  # of a load, in names too
-BATCHES = 10
+BATCHES = 5
 SLOT = 0.1  # seconds: what a batch's length is a multiple of
 _RATES = ("poisson", "gamma", "constant")
 
@@ -127,9 +127,6 @@ def read_point(load: float, run: RunFile, over: Over) -> Point:
 
 
 def _goodput(load: float, measured: Measured, summary: dict[str, Any]) -> Goodput | None:
-    """Its uncertainty is by batch means: requests that follow each other wait in the same queue, stretches of the run
-    hardly do. Source: Law, Simulation Modeling and Analysis, on the analysis of steady-state output.
-    """
     value, slo = summary["goodput"], measured.figures.slo
     if slo is None or value is None:
         return None
@@ -144,7 +141,23 @@ def _goodput(load: float, measured: Measured, summary: dict[str, Any]) -> Goodpu
         met[slot] += overall(slo.verdicts(record, latencies(record))) is True
     if not value:
         return Goodput(load, 0.0, 0.0, 3 / summary["duration"])  # the rule of three
-    return Goodput(load, value, *_interval(value, _batches(met, int(first), int(last))))
+    return Goodput(load, value, *batch_interval(value, met, int(first), int(last)))
+
+
+def batch_interval(value: float, counts: Counter[int], first: int, last: int) -> tuple[float, float]:
+    """Where a rate lies, 95 % sure, by the means of batches: requests that follow each other wait in the same queue,
+    stretches of the run hardly do. Anywhere if it took no time or nothing was counted.
+
+    `counts` are by slot. Near saturation queues outlast a batch, and fewer batches err less: how often five hold what
+    is true is told by `python -m benchmarks.goodput_interval`. Source: Law, Simulation Modeling and Analysis, on the
+    analysis of steady-state output.
+    """
+    batches = _batches(counts, first, last)
+    if not any(batches):
+        return 0.0, math.inf
+    mean = Mean.of([batch / statistics.fmean(batches) for batch in batches])
+    low, high = mean.interval(ERROR_RATE)
+    return max(0.0, low) * value, high * value
 
 
 def _batches(counts: Counter[int], first: int, last: int) -> list[int]:
@@ -152,15 +165,6 @@ def _batches(counts: Counter[int], first: int, last: int) -> list[int]:
     length = (last + 1 - first) // BATCHES
     starts = range(first, first + length * BATCHES, length) if length else ()
     return [sum(counts[slot] for slot in range(start, start + length)) for start in starts]
-
-
-def _interval(value: float, batches: Sequence[int]) -> tuple[float, float]:
-    """Where a value of which the batches are parts lies; anywhere if it took no time or all is in none of them."""
-    if not batches or not any(batches):
-        return 0.0, math.inf
-    mean = Mean.of([batch / statistics.fmean(batches) for batch in batches])
-    low, high = mean.interval(ERROR_RATE)
-    return max(0.0, low) * value, high * value
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def _peak(peak: Peak | None, over: Over) -> str:
         return "Most goodput: none, no request met the limits at any load."
     best = peak.best
     value, low, high = map(text, (best.value, best.low, best.high))
-    told = f"Most goodput: {value} turns/s (95 %: {low} to {high}) at {best.load:g} {over.unit}"
+    sure = "95 %, near saturation 75 %"
+    told = f"Most goodput: {value} turns/s ({sure}: {low} to {high}) at {best.load:g} {over.unit}"
     if peak.low is None and peak.high is None:
         return f"{told}; no other load can be told from it."
     if peak.high is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from loadgen.experiments.knee import next_load
 from loadgen.experiments.sweep import (
     Over,
     Point,
+    batch_interval,
     find,
     load_of,
     named_load,
@@ -125,6 +128,20 @@ def test_the_uncertainty_of_goodput_holds_that_of_other_runs(tmp_path: Path) -> 
     assert 0 < low < point.goodput.value < high < 2 * point.goodput.value
     others = [simulated(tmp_path, 11.0, seed).goodput for seed in range(1, 11)]
     assert sum(low < other.value < high for other in others if other is not None) >= 8
+
+
+def test_the_uncertainty_holds_although_neighbours_are_alike() -> None:
+    """A rate that wanders for a tenth of the run at a time."""
+    random = np.random.default_rng(0)
+    holds = 0
+    for _ in range(300):
+        wander = [random.standard_normal() / math.sqrt(1 - 0.95**2)]
+        for shock in random.standard_normal(249):
+            wander.append(0.95 * wander[-1] + shock)
+        counts = Counter(dict(enumerate(round(100 + 4 * one) for one in wander)))
+        low, high = batch_interval(counts.total() / 250, counts, 0, 249)
+        holds += low <= 100 <= high
+    assert holds >= 0.89 * 300
 
 
 def test_without_limits_there_is_no_goodput(tmp_path: Path) -> None:

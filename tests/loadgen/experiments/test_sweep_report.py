@@ -50,7 +50,10 @@ def test_the_knee_in_words(knee: Knee | None, said: str) -> None:
     ("peak", "said"),
     [
         (None, "Most goodput: none, no request met the limits at any load."),
-        (Peak(BEST, 3, 5), "(95 %: 3.200 to 3.800) at 4 sessions/s; the peak is between 3 and 5."),
+        (
+            Peak(BEST, 3, 5),
+            "(95 %, near saturation 75 %: 3.200 to 3.800) at 4 sessions/s; the peak is between 3 and 5.",
+        ),
         (Peak(BEST, None, None), "no other load can be told from it."),
         (Peak(BEST, 3, None), "the peak is above 3, and may be beyond the highest load."),
         (Peak(BEST, None, 5), "the peak is below 5, and may be under the lowest load."),
