@@ -1,4 +1,4 @@
-"""`python -m benchmarks.goodput_interval`: how often the interval that `loadgen sweep` tells of goodput holds the truth.
+"""`python -m benchmarks.goodput_interval`: how often the interval that `loadgen sweep` tells of goodput is right.
 
 A queue is simulated again and again: eight slots, Poisson arrivals, answers of 0.24 to 0.88 s, and a limit on all of
 it. What is true is the mean of all runs. Intervals of 95 % hold it less often near saturation, where one long queue is
