@@ -61,8 +61,8 @@ def run_options(parser: argparse.ArgumentParser) -> None:
 
     add = OptionAdder(parser.add_argument_group("when"))
     add("--speed", positive_float, 1.0, "divide arrival and think times by X (default: 1)", metavar="X")
-    add("--arrivals", _arrivals, None, f"when sessions come: {ARRIVALS} (default: recorded)", metavar="SPEC")
-    add("--rate", positive_float, None, "the same as --arrivals poisson:R; --speed then divides think times only", "R")
+    add("--arrivals", _arrivals, None, f"when sessions come, R a second: {ARRIVALS} (default: recorded)", "SPEC")
+    add("--rate", positive_float, None, "R sessions/s: --arrivals poisson:R; --speed divides think times only", "R")
     add("--users", positive_int, None, "the same as --arrivals users:N, a closed loop", metavar="N")
     add("--concurrency", positive_int, None, "at most N requests in flight (default: no limit)", metavar="N")
     add("--seed", whole_number, 0, "seed of arrivals and made-up text (default: 0)", metavar="N")

@@ -8,6 +8,10 @@ from typing import Any
 from loadgen.agreement import Agreement, Verdict
 from loadgen.outcome import RequestRecord
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
+from loadgen.self_watch import CPU_SHARE_LIMIT
+
+_REMEDY = "Give it more --workers or a faster machine."
+_OTHERS = "It waited for a processor that others used: leave the machine to it, or give it one of its own."
 
 
 def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list[str]:
@@ -17,7 +21,7 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list
         share, lag = summary.get("client_cpu_share") or 0.0, summary.get("client_p99_loop_lag_ms") or 0.0
         told.append(
             f"loadgen itself was slow (CPU {share:.0%} of a core, event loop late by {lag:.0f} ms at p99): latencies "
-            "include that. Give it more --workers or a faster machine."
+            f"include that. {_REMEDY if share > CPU_SHARE_LIMIT else _OTHERS}"
         )
     if run.end is None:
         told.append(

@@ -157,10 +157,13 @@ def test_what_the_server_tells_and_whether_its_tokens_agree(tmp_path: Path) -> N
     assert "It cannot be told: the server does not tell, or began anew." in " ".join(out.split())
 
 
-def test_a_client_that_was_too_slow_is_told_first(tmp_path: Path) -> None:
-    client = CLIENT | {"client_is_bottleneck": True, "client_cpu_share": 0.97}
+@pytest.mark.parametrize(("share", "advice"), [(0.97, "more --workers"), (0.03, "a processor that others used")])
+def test_a_client_that_was_too_slow_is_told_first(tmp_path: Path, share: float, advice: str) -> None:
+    """More processes help one that had no CPU left, and not one that waited for a busy machine."""
+    client = CLIENT | {"client_is_bottleneck": True, "client_cpu_share": share}
     out = printed([a_run(tmp_path, completed(), end=msgspec.structs.replace(END, client=client))], 80)
-    assert out.startswith("Warning: loadgen itself was slow (CPU 97% of a core, event loop late by 1 ms at")
+    assert out.startswith(f"Warning: loadgen itself was slow (CPU {share:.0%} of a core, event loop late by 1 ms at")
+    assert advice in " ".join(out[: out.index("Run  ")].split())
 
 
 def test_interrupted_turns_are_told_beside_the_rates_that_leave_them_out(tmp_path: Path) -> None:
