@@ -217,7 +217,7 @@ def _sharing_cells(inspection: Inspection) -> list[tuple[str, str]]:
     for system in sharing.systems:
         sessions = counted(system.sessions, inspection.statistics.sessions.sessions)
         cells.append((f"system prompt {system.name}, ~ {system.tokens:,} tokens", sessions))
-    cells += _opening_cells(sharing)
+    cells += _opening_cells(sharing, estimated)
     return cells
 
 
@@ -237,11 +237,11 @@ def _cache_cells(sharing: Sharing) -> list[tuple[str, str]]:
     return cells
 
 
-def _opening_cells(sharing: Sharing) -> list[tuple[str, str]]:
+def _opening_cells(sharing: Sharing, estimated: bool) -> list[tuple[str, str]]:
     """The longest beginning that so many prompts share, for each number of them."""
     longest = {opening.prompts: opening.tokens for opening in sharing.openings}
     return [
-        (f"first {tokens:,} tokens in common", counted(prompts, sharing.openers))
+        (f"first {_about(f'{tokens:,}', estimated)} tokens in common", counted(prompts, sharing.openers))
         for prompts, tokens in longest.items()
         if prompts >= LEAST_SHARE * sharing.openers
     ]

@@ -57,6 +57,12 @@ def test_an_estimate_says_so() -> None:
     assert "estimated by a sample" in printed([sampled])
 
 
+def test_how_far_texts_are_alike_is_an_estimate_too() -> None:
+    same = inspection([chat(says("ab"), name=name) for name in "xy"])
+    assert rows([same])["first ~ 32 tokens in common"] == ("2 (100.0%)",)
+    assert rows([BLOCKS])["first 8 tokens in common"] == ("50 (100.0%)",)
+
+
 def test_rates_of_tokens_are_those_of_sessions_and_estimates_as_their_lengths_are() -> None:
     chats = [chat(says("a", output=6), name=str(at), arrival=at / 2) for at in range(3)]
     told = rows([BLOCKS, inspection(chats)])
