@@ -62,6 +62,7 @@ class ChatWriter(Writer):
 
     format = Format.CHAT
     holds = frozenset({*LOAD, *DETAIL})
+    answers_tell_lengths = True
 
     def begin(self) -> bytes:
         return encode(self.header) + b"\n"

@@ -87,6 +87,7 @@ class ShareGPTWriter(Writer):
 
     format = Format.SHAREGPT
     holds = frozenset({"session", "system", "user", "reply"})
+    answers_tell_lengths = True
 
     def __init__(self, header: Header, losses: Losses) -> None:
         super().__init__(header, losses)

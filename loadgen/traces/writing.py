@@ -85,6 +85,7 @@ class Writer(ABC):
 
     format: ClassVar[Format]
     holds: ClassVar[frozenset[str]]
+    answers_tell_lengths: ClassVar[bool] = False  # a recorded answer is as many tokens to ask for, there too
 
     def __init__(self, header: Header, losses: Losses) -> None:
         self.header = header
@@ -115,7 +116,12 @@ class Writer(ABC):
         for index, turn in enumerate(session.turns):
             said = [field for field in _TURN_FIELDS if getattr(turn, field) != getattr(_PLAIN, field)]
             lost += [field for field in said if field != "parent" or not follows(turn, index)]
-        self.losses.lose(*(field for field in lost if field not in self.holds))
+        lost = [field for field in lost if field not in self.holds]
+        if not self.answers_tell_lengths:
+            lost += [
+                "output_tokens" for turn in session.turns if turn.reply is not UNSET and turn.output_tokens is UNSET
+            ]
+        self.losses.lose(*lost)
 
 
 @dataclass(frozen=True, slots=True)
