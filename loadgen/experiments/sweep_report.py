@@ -9,9 +9,8 @@ from rich.text import Text
 
 from loadgen.experiments.knee import Knee, Peak
 from loadgen.experiments.sweep import Found, Over, Point
+from loadgen.plotting import picture
 from loadgen.results.tables import Table, text
-
-HEIGHT = 14
 
 
 def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
@@ -89,40 +88,28 @@ def draw(found: Found, over: Over, width: int, color: bool) -> Iterator[Text]:
     """Latency, and throughput with goodput, over the load; the knee is a line across both."""
     ttft, e2el = _latencies(over)
 
-    def picture(title: str, *lines: tuple[str, Callable[[Point], float | None]]) -> Text | None:
-        plotext.clear_figure()
-        drawn = False
-        for label, value in lines:
-            xs, ys = _values(found.points, value)
-            if len(xs) > 1:
+    def plot(title: str, *lines: tuple[str, Callable[[Point], float | None]]) -> Iterator[Text]:
+        values = [(label, *_values(found.points, value)) for label, value in lines]
+        shown = [(label, xs, ys) for label, xs, ys in values if len(xs) > 1]
+
+        def mark() -> None:
+            for label, xs, ys in shown:
                 plotext.plot(xs, ys, label=label, marker="braille")
                 plotext.scatter(xs, ys, marker="dot")
-                drawn = True
-        if not drawn:
-            return None
-        if found.knee is not None and found.knee.low is not None and found.knee.high is not None:
-            plotext.vline(found.knee.load)
-        plotext.title(title)
-        plotext.xlabel(f"{over} ({over.unit})")
-        plotext.plotsize(width, HEIGHT)
-        if not color:
-            plotext.theme("clear")
-        plotext.ylim(lower=0)
-        picture = Text.from_ansi(plotext.build())
-        plotext.clear_figure()
-        return picture
+            if found.knee is not None and found.knee.low is not None and found.knee.high is not None:
+                plotext.vline(found.knee.load)
+
+        if shown:
+            yield picture(title, f"{over} ({over.unit})", width, color, mark)
 
     def of_summary(name: str) -> Callable[[Point], float | None]:
         return lambda point: point.document["summary"][name]
 
-    pictures = (
-        picture("E2E (ms)", ("p50", of_summary(f"p50_{e2el}_ms")), ("p99", of_summary(f"p99_{e2el}_ms"))),
-        picture("TTFT (ms)", ("p50", of_summary(f"p50_{ttft}_ms")), ("p99", of_summary(f"p99_{ttft}_ms"))),
-        picture(
-            "turns/s", ("completed", of_summary("request_throughput")), ("within the limits", of_summary("goodput"))
-        ),
+    yield from plot("E2E (ms)", ("p50", of_summary(f"p50_{e2el}_ms")), ("p99", of_summary(f"p99_{e2el}_ms")))
+    yield from plot("TTFT (ms)", ("p50", of_summary(f"p50_{ttft}_ms")), ("p99", of_summary(f"p99_{ttft}_ms")))
+    yield from plot(
+        "turns/s", ("completed", of_summary("request_throughput")), ("within the limits", of_summary("goodput"))
     )
-    yield from (one for one in pictures if one is not None)
 
 
 def _values(points: Sequence[Point], value: Callable[[Point], float | None]) -> tuple[list[float], list[float]]:

@@ -14,8 +14,8 @@ from rich.text import Text
 from loadgen.inspection.distribution import Distribution
 from loadgen.inspection.inspecting import Inspection
 from loadgen.inspection.statistics import Statistics
+from loadgen.plotting import HEIGHT, picture
 
-HEIGHT = 14
 PER_OCTAVE = 4  # points of a distribution from each power of two to the next
 WHOLE_NUMBERS = 8  # from here on each of these steps holds one, and an empty step tells something
 POINTS = 160  # of a rate over time
@@ -92,34 +92,29 @@ def draw(inspections: Sequence[Inspection], names: Sequence[str], width: int, co
 
 
 def _picture(plot: Plot, lines: Sequence[tuple[str, Points]], width: int, color: bool) -> Text:
-    plotext.clear_figure()
     label, unit = plot.label or "", 1.0
     lowest = min(points[0][0] for _, points in lines)
     highest = max(points[-1][0] for _, points in lines)
+    top = max(up for _, points in lines for _, up in points)
     if plot.label is None:
         unit, label = next((unit, name) for least, unit, name in SPANS if highest >= least)
         ticks = linear_ticks(highest / unit, width // 10)
     else:
-        plotext.xscale("log")
         ticks = logarithmic_ticks(lowest, highest, width // 10)
     several = len(lines) > 1
-    for (name, points), letter in zip(lines, ascii_lowercase, strict=False):
-        across, up = zip(*points, strict=True)
-        marker = letter if several and not color else "braille"
-        plotext.plot([value / unit for value in across], up, marker=marker, label=name if several else None)
-    top = max(up for _, points in lines for _, up in points)
-    plotext.xticks(ticks, [_tick(value) for value in ticks])
-    levels = linear_ticks(top, HEIGHT // 2)
-    plotext.yticks(levels, [_tick(value) for value in levels])
-    plotext.ylim(0, top)
-    plotext.title(plot.title)
-    plotext.xlabel(label)
-    plotext.plotsize(width, HEIGHT)
-    if not color:
-        plotext.theme("clear")
-    picture = Text.from_ansi(plotext.build())
-    plotext.clear_figure()
-    return picture
+
+    def mark() -> None:
+        if plot.label is not None:
+            plotext.xscale("log")
+        for (name, points), letter in zip(lines, ascii_lowercase, strict=False):
+            across, up = zip(*points, strict=True)
+            marker = letter if several and not color else "braille"
+            plotext.plot([value / unit for value in across], up, marker=marker, label=name if several else None)
+        plotext.xticks(ticks, [_tick(value) for value in ticks])
+        levels = linear_ticks(top, HEIGHT // 2)
+        plotext.yticks(levels, [_tick(value) for value in levels])
+
+    return picture(plot.title, label, width, color, mark, top)
 
 
 def linear_ticks(highest: float, most: int) -> list[float]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import plotext
 from rich.text import Text
 
+from loadgen.plotting import picture
 from loadgen.results.document import Measured
 from loadgen.results.series import TOGETHER
 
-HEIGHT = 14
 BUCKETS = 80
 
 
@@ -30,19 +30,8 @@ def thinned(values: Sequence[tuple[float, float]]) -> tuple[list[float], list[fl
 def draw(run: Measured, width: int, color: bool) -> Iterator[Text]:
     """The plots that the run has data for, each `width` columns wide."""
 
-    def picture(title: str, *marks: Callable[[], None]) -> Text:
-        plotext.clear_figure()
-        for mark in marks:
-            mark()
-        plotext.title(title)
-        plotext.xlabel("seconds since the start")
-        plotext.plotsize(width, HEIGHT)
-        if not color:
-            plotext.theme("clear")
-        plotext.ylim(lower=0)
-        drawn = Text.from_ansi(plotext.build())
-        plotext.clear_figure()
-        return drawn
+    def plot(title: str, *marks: Callable[[], None]) -> Text:
+        return picture(title, "seconds since the start", width, color, lambda: [mark() for mark in marks])
 
     def line(values: Sequence[tuple[float, float]], label: str | None = None) -> Callable[[], None]:
         return lambda: plotext.plot(*zip(*values, strict=True), label=label, marker="braille")
@@ -52,19 +41,19 @@ def draw(run: Measured, width: int, color: bool) -> Iterator[Text]:
 
     series = run.series
     if series.measured:
-        yield picture(*_ttft(run))
+        yield plot(*_ttft(run))
     if any(series.sent):
         sent, completed = series.per_second(series.sent, TOGETHER), series.per_second(series.completed, TOGETHER)
-        yield picture("requests/s", line(completed, "completed"), dots(sent, "sent"))
-        yield picture("requests in flight", line(series.in_flight))
+        yield plot("requests/s", line(completed, "completed"), dots(sent, "sent"))
+        yield plot("requests in flight", line(series.in_flight))
     if any(series.tokens):
-        yield picture("output tokens/s", line(series.per_second(series.tokens)))
+        yield plot("output tokens/s", line(series.per_second(series.tokens)))
     moments = run.end.moments
     shares = [(at, 100 * internal / held) for at, held, internal, _ in moments if held]
     if shares:
-        yield picture("internal waste, % of filled + internal", lambda: _plot(shares))
+        yield plot("internal waste, % of filled + internal", lambda: _plot(shares))
     if moments:
-        yield picture("blocks saved by sharing", lambda: _plot([(at, saved) for at, _, _, saved in moments]))
+        yield plot("blocks saved by sharing", lambda: _plot([(at, saved) for at, _, _, saved in moments]))
 
 
 def _plot(values: Sequence[tuple[float, float]]) -> None:
