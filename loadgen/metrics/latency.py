@@ -16,6 +16,7 @@ from loadgen.metrics.histogram import Histogram
 from loadgen.outcome import Outcome, RequestRecord
 
 METRICS = ("ttft", "tpot", "itl", "e2el", "ttft_scheduled", "e2el_scheduled", "send_lag")
+ALSO = {"e2e": "e2el", "e2e_scheduled": "e2el_scheduled"}  # as people write them
 OF_WHOLE_REQUESTS = frozenset({"ttft", "e2el", "ttft_scheduled", "e2el_scheduled"})  # infinite where a request failed
 OF_STREAMS = frozenset({"ttft", "ttft_scheduled", "tpot", "itl"})  # an answer in one piece has none
 PERCENTILES = (50, 90, 95, 99)

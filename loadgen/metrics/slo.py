@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.durations import parse_duration
-from loadgen.metrics.latency import OF_STREAMS, Latencies
+from loadgen.metrics.latency import ALSO, OF_STREAMS, Latencies
 from loadgen.outcome import Outcome, RequestRecord
 
 LIMITED = ("ttft", "tpot", "itl", "e2el", "ttft_scheduled", "e2el_scheduled")
-_ALSO = {"e2e": "e2el", "e2e_scheduled": "e2el_scheduled"}
 EXAMPLE = "ttft=500ms,tpot=50ms,e2e=10s"
 
 
@@ -81,9 +80,9 @@ def parse_slo(text: str) -> Slo:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise ValueError(f"expected limits such as {EXAMPLE}, got {part.strip()!r} in {text!r}")
-        known = _ALSO.get(name, name)
+        known = ALSO.get(name, name)
         if known not in LIMITED:
-            raise ValueError(f"{name!r} is no latency with a limit; allowed are {', '.join((*LIMITED, *_ALSO))}")
+            raise ValueError(f"{name!r} is no latency with a limit; allowed are {', '.join((*LIMITED, *ALSO))}")
         if known in limits:
             raise ValueError(f"{name} has two limits in {text!r}")
         try:

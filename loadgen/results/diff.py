@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.metrics.latency import METRICS, PERCENTILES
+from loadgen.metrics.latency import ALSO, METRICS, PERCENTILES
 from loadgen.results.document import Document
 from loadgen.results.tables import Table, text
 
@@ -17,7 +17,6 @@ STATISTICS = ("mean", "std", "min", "max", *(f"p{percent}" for percent in PERCEN
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 MILLISECONDS = {"ms": 1.0, "s": 1000.0}
 EXAMPLES = "'ttft.p99 > +10%', 'ttft.p99 > 500ms', 'output_throughput < -5%', 'failed > 0'"
-_ALSO = {"e2e": "e2el", "e2e_scheduled": "e2el_scheduled"}
 _CONDITION = re.compile(
     r"\s*(?P<name>[\w.]+)\s*(?P<operator>>=|<=|>|<)\s*(?P<sign>[+-]?)(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|ms|s|)\s*"
 )
@@ -101,9 +100,9 @@ def parse_condition(condition: str) -> Condition:
     unit = found["unit"]
     name = found["name"]
     if dot and latency != "engine":
-        latency = _ALSO.get(latency, latency)
+        latency = ALSO.get(latency, latency)
         if latency not in METRICS:
-            allowed = ", ".join((*METRICS, *_ALSO))
+            allowed = ", ".join((*METRICS, *ALSO))
             raise ConditionError(f"{condition!r}: {latency!r} is no latency; allowed are {allowed}, and engine.FIGURE")
         statistic = "p50" if statistic == "median" else statistic
         if statistic not in STATISTICS:
