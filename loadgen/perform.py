@@ -88,14 +88,11 @@ async def perform(
             past.check(prepared.header)
             writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
         with writer:
-            watches = await Watches.begin(http, target.url)
             try:
                 run = _Run(settings, target, prepared, writer, past)
-                writer.finish(await run.play(http, watches, console, steering, label))
+                writer.finish(await run.play(http, console, steering, label))
             except (ResultError, TokenizerError, WorkerError) as problem:
                 raise RunBroken(problem, RunFile.read(path)) from None
-            finally:
-                await watches.close()
     return RunFile.read(path)
 
 
@@ -137,9 +134,7 @@ class _Run:
             counts=self._prepared.counts,
         )
 
-    async def play(
-        self, http: aiohttp.ClientSession, watches: Watches, console: Console, steering: Steering, label: str
-    ) -> RunEnd:
+    async def play(self, http: aiohttp.ClientSession, console: Console, steering: Steering, label: str) -> RunEnd:
         """Play it to its end, or to an early one."""
         header, rules, settings = self._prepared.header, self._rules, self._settings
         progress = Progress(
@@ -156,6 +151,8 @@ class _Run:
             limits = stack.enter_context(open_limits(budget, settings.concurrency, settings.workers))
             opened = open_players(self._job(limits), take, self._pace, self._target.api_key)
             players = await stack.enter_async_context(opened)
+            watches = await Watches.begin(http, self._target.url)
+            stack.push_async_callback(watches.close)
             own = SelfWatch()
 
             def state() -> RunState:

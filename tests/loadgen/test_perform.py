@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -461,16 +462,27 @@ async def test_a_speed_that_is_set_before_several_processes_begin(run: Runner) -
 
 
 async def test_nothing_is_late_for_what_is_read_first(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a long run that is gone on with: the schedule begins when the first session is there."""
-    real = played
+    """As of a long run that is gone on with: schedule and server's figures begin when the first session is there."""
+    real, was_read, looks = played, threading.Event(), []
+
+    class Looked(GoldenServer):
+        def __init__(self, script_of: Callable[[dict[str, Any]], Script]) -> None:
+            super().__init__(script_of)
+            self.app.router.add_get("/metrics", self._look)
+
+        async def _look(self, _: web.Request) -> web.Response:
+            looks.append(was_read.is_set())
+            return web.Response(status=404)
 
     def slowly(*arguments: Any) -> Any:
         time.sleep(2.0)
+        was_read.set()
         yield from real(*arguments)
 
     monkeypatch.setattr(player_module, "played", slowly)
-    ran = await run(trace_of((0.0, [turn("a", 1)])))
+    ran = await run(trace_of((0.0, [turn("a", 1)])), server_type=Looked)
     assert ran.summary["max_send_lag_ms"] < 1000
+    assert set(looks) == {True}
 
 
 async def test_what_the_others_have_outlives_a_client_process(run: Runner) -> None:
