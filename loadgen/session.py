@@ -15,7 +15,7 @@ from loadgen.live.tally import Tally
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
 from loadgen.pace import Ended, Pace
 from loadgen.text.replies import count_replies
-from loadgen.text.tokenizer import Tokenizer
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.traces.model import Session
 
 
@@ -47,11 +47,17 @@ class Setting:
 
 
 async def _counted(response: Response, setting: Setting) -> int | None:
-    """The tokens of a whole answer of which the server does not tell them, by the tokenizer; None: nobody counts."""
+    """The tokens of a whole answer of which the server does not tell them, by the tokenizer; None: nobody counts.
+
+    A server that is loaded may not come to count: that ends no run, and the token source tells.
+    """
     told = response.usage is not None and response.usage.completion_tokens is not None
     if told or setting.tokenizer is None or response.outcome is not Outcome.COMPLETED or not response.chunks:
         return None
-    (tokens,) = await setting.tokenizer.count([response.text])
+    try:
+        (tokens,) = await setting.tokenizer.count([response.text])
+    except TokenizerError:
+        return None
     return tokens
 
 
@@ -128,7 +134,7 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
     start = ready = 0.0  # in seconds of the trace, known once it has arrived
     due: float | None = None
     over: float | None = None
-    rest = Outcome.NOT_REACHED
+    rest, uncounted = Outcome.NOT_REACHED, ""
     try:
         session = await count_replies(session, setting.tokenizer)
         for number, turn in enumerate(session.turns):
@@ -156,18 +162,22 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
             ready = pace.trace(clock() if over is None else over)
     except Ended:
         pass  # what is left is told below
+    except TokenizerError as error:
+        rest, uncounted = Outcome.NOT_SENT, f"its recorded replies cannot be counted: {error}"
     finally:
         for number in range(reported, len(session.turns)):
             asked = session.turns[number].output_tokens
+            cause = uncounted if number == 0 else ""
             setting.report(
                 RequestRecord(
                     session=session.session,
                     index=index,
                     turn=number,
-                    outcome=rest,
+                    outcome=Outcome.CONNECTION if cause else rest,
                     scheduled=setting.relative(due),
                     asked_output=None if asked is UNSET else asked,
                     streamed=setting.stream,
+                    detail=cause,
                 )
             )
             due = None

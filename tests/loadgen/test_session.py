@@ -21,7 +21,7 @@ from loadgen.pace import Pace
 from loadgen.server import ServerFacts
 from loadgen.session import Setting, run_session
 from loadgen.settings import Settings
-from loadgen.text.tokenizer import Tokenizer
+from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.traces.model import Header, Session, Turn
 
 Script_of = Callable[[dict[str, Any]], Script]
@@ -54,8 +54,8 @@ class User:
             tokenizer=None,
         )
 
-    async def play(self, turns: int = 1, tokenizer: Tokenizer | None = None) -> float:
-        asked = tuple(Turn(user="Hi", output_tokens=3) for _ in range(turns))
+    async def play(self, turns: int = 1, tokenizer: Tokenizer | None = None, **recorded: Any) -> float:
+        asked = tuple(Turn(user="Hi", **(recorded or {"output_tokens": 3})) for _ in range(turns))
 
         async def at_once() -> float:
             return clock()
@@ -96,6 +96,29 @@ async def test_a_slot_is_free_while_the_answer_is_counted_and_the_session_over_w
     assert words.free == [True, True]
     assert [(record.output_tokens, record.token_source) for record in one.records] == [(4, TokenSource.TOKENIZER)] * 2
     assert one.records[-1].ended == pytest.approx(over - one.setting.zero, abs=1e-5)
+
+
+class Silent(Words):
+    """Counts nothing, as a server that has too much to do."""
+
+    async def count(self, texts: Sequence[str]) -> list[int]:
+        raise TokenizerError("POST http://server/tokenize: no answer in time")
+
+
+async def test_an_answer_that_nobody_comes_to_count_is_told_by_its_chunks() -> None:
+    untold = Script([*answer(["a b", "c d"]).steps[:-2], done()])
+    async with user(lambda _: untold) as one:
+        await one.play(2, Silent(one.slots))
+    assert [(record.output_tokens, record.token_source) for record in one.records] == [(2, TokenSource.CHUNKS)] * 2
+
+
+async def test_a_session_whose_replies_cannot_be_counted_fails_and_ends_no_run() -> None:
+    async with user(lambda _: answer(["a"])) as one:
+        await one.play(2, Silent(one.slots), reply="It was so.")
+    first, second = one.records
+    assert (first.outcome, second.outcome) == (Outcome.CONNECTION, Outcome.NOT_SENT)
+    assert first.detail == ("its recorded replies cannot be counted: POST http://server/tokenize: no answer in time")
+    assert second.detail == ""
 
 
 async def test_an_answer_that_is_whole_has_its_usage_also_when_the_run_is_stopped_then(
