@@ -23,7 +23,8 @@ from loadgen.traces.model import Header, Session, TraceError
 from loadgen.traces.scale import scaled, scaled_header
 from loadgen.traces.writing import Losses
 
-SORTED_IN_MEMORY = 1 << 26  # bytes of sessions that are sorted at a time
+SORTED_IN_MEMORY = 1 << 26  # bytes of sessions that are sorted at a time, with what Python needs for each
+NEEDED_FOR_EACH = 160  # bytes beside a session's own
 EACH = 1000  # sessions between two reports of progress
 
 _encode = msgspec.json.Encoder().encode
@@ -129,7 +130,7 @@ def _sorted_parts(sessions: Iterable[Session]) -> Iterator[BufferedIOBase]:
         arrival = _arrival(session)
         line = _encode((arrival, msgspec.structs.replace(session, arrival=None))) + b"\n"
         lines.append((arrival, line))
-        size += len(line)
+        size += len(line) + NEEDED_FOR_EACH
         if size >= SORTED_IN_MEMORY:
             yield part()
             lines, size = [], 0

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -117,6 +118,21 @@ def test_a_pipe_is_no_file_to_replace(tmp_path: Path, capsys: pytest.CaptureFixt
     assert pipe.is_fifo()
     told = capsys.readouterr()
     assert (told.out, "1 sessions" in told.err) == ("", True)  # standard output may be where the trace went
+
+
+def test_sorting_keeps_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short sessions too, of which Python needs more than their bytes."""
+    memory = 1 << 19
+    monkeypatch.setattr(module, "SORTED_IN_MEMORY", memory)
+    source = tmp_path / "source.jsonl"
+    source.write_text("".join(mooncake(-time % 7) for time in range(7_000)))
+    trace = open_trace(source)
+    tracemalloc.start()
+    try:
+        convert(trace, tmp_path / "target.jsonl", Format.MOONCAKE, Changes(sort=True))
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * memory
+    finally:
+        tracemalloc.stop()
 
 
 def test_sort_needs_times(tmp_path: Path) -> None:
