@@ -40,7 +40,9 @@ async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | Non
         raise EngineError(f"GET {url}/engine/snapshot: {reason(error)}") from None
 
 
-async def set_control(http: aiohttp.ClientSession, url: str, changes: Mapping[str, str | int | float | bool]) -> Control:
+async def set_control(
+    http: aiohttp.ClientSession, url: str, changes: Mapping[str, str | int | float | bool]
+) -> Control:
     """PATCH /engine/control and check that the changes hold. Raises `EngineError`."""
     where = f"PATCH {url}/engine/control"
     try:

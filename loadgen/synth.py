@@ -132,7 +132,9 @@ def synthesize(excerpt: Excerpt, sessions: int, seed: int) -> tuple[Header, list
     for number in range(1, sessions + 1):
         rng = random.Random(f"{seed}/session/{number}")
         arrival = ticks * GAP_FACTOR // (_TICKS // 1000) / 1000
-        made.append(Session(session=f"s{number:04d}", arrival=arrival, system="main", turns=tuple(_turns(lengths, rng))))
+        made.append(
+            Session(session=f"s{number:04d}", arrival=arrival, system="main", turns=tuple(_turns(lengths, rng)))
+        )
         ticks += next(gaps)
     recipe: dict[str, str | int | float] = {
         "made_by": "loadgen synth",
