@@ -17,9 +17,8 @@ from loadgen.engine_process import EngineStartError
 from loadgen.engine_watch import EngineError
 from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, EXIT_INTERRUPTED, EXIT_NO_SERVER
 from loadgen.outcome import Outcome
-from loadgen.perform import BY_HAND
 from loadgen.results.output import OutputError
-from loadgen.results.run_file import ResultError, RunFile
+from loadgen.results.run_file import BY_HAND, ResultError, RunFile
 from loadgen.server import ServerError
 from loadgen.text.tokenizer import TokenizerError
 from loadgen.traces.model import TraceError

@@ -29,7 +29,7 @@ from loadgen.pace import Pace
 from loadgen.played import NOTHING
 from loadgen.player import Job
 from loadgen.prepare import Prepared, now, prepare
-from loadgen.results.run_file import ResultError, Resumed, RunEnd, RunFile, RunWriter
+from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, ResultError, Resumed, RunEnd, RunFile, RunWriter
 from loadgen.resumption import Past
 from loadgen.self_watch import SelfFigures, SelfWatch, summary
 from loadgen.settings import Settings
@@ -52,10 +52,6 @@ class RunBroken(Exception):
         super().__init__(str(problem))
         self.problem = problem
         self.run = run
-
-
-BY_HAND = "Ctrl-C"
-ENGINE_ENDED = "the engine's end"
 
 
 async def perform(

@@ -12,11 +12,11 @@ import msgspec
 from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
-from loadgen.perform import BY_HAND, ENGINE_ENDED, RunBroken, perform
+from loadgen.perform import RunBroken, perform
 from loadgen.results.document import document
 from loadgen.results.output import OutputError, check_writable, write_json
 from loadgen.results.report import print_report
-from loadgen.results.run_file import ResultError, RunFile
+from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, ResultError, RunFile
 from loadgen.resumption import Past
 from loadgen.server import ServerError
 from loadgen.settings import Settings

@@ -24,10 +24,10 @@ from loadgen import player as player_module
 from loadgen import server as server_module
 from loadgen.engine_watch import EngineError
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
-from loadgen.perform import BY_HAND, perform
+from loadgen.perform import perform
 from loadgen.played import played
 from loadgen.results.document import document
-from loadgen.results.run_file import ResultError, RunFile
+from loadgen.results.run_file import BY_HAND, ResultError, RunFile
 from loadgen.resumption import Past
 from loadgen.server import ServerError
 from loadgen.settings import Settings
