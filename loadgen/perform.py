@@ -15,7 +15,6 @@ import aiohttp
 import numpy  # noqa: F401  # before connections take all the files that this process may open
 from rich.console import Console
 
-from loadgen.arrivals import Users, parse_arrivals
 from loadgen.client import clock, open_http
 from loadgen.engine_process import EngineProcess
 from loadgen.limits import Limits, open_limits
@@ -33,7 +32,7 @@ from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, ResultError, Resumed
 from loadgen.resumption import Past
 from loadgen.self_watch import SelfFigures, SelfWatch, summary
 from loadgen.settings import Settings
-from loadgen.stop_rules import StopRules, parse_rule
+from loadgen.stop_rules import stop_rules_of
 from loadgen.target import Steering, Target
 from loadgen.text.tokenizer import TokenizerError
 from loadgen.watches import Watches
@@ -117,8 +116,7 @@ class _Run:
         self._before = 0.0 if past is None else past.seconds
         self._notes = prepared.notes()
         self._pace = Pace(settings.speed)
-        closed = isinstance(parse_arrivals(settings.arrivals, settings.seed), Users)
-        self._rules = StopRules([parse_rule(rule) for rule in settings.until], closed)
+        self._rules = stop_rules_of(settings)
 
     def _job(self, limits: Limits) -> Job:
         return Job(

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadgen.arrivals import Users, parse_arrivals
 from loadgen.durations import parse_duration
 from loadgen.live.state import RunState
 from loadgen.saturation import KEPT, Sample, find_saturation
+from loadgen.settings import Settings
 
 ALLOWED = "requests=NUMBER, time=DURATION, errors=NUMBER, errors=PERCENT% or saturation"
 ENOUGH = 20  # requests that have ended, before a share of errors is judged
@@ -125,6 +127,12 @@ def parse_rule(text: str) -> Rule:
         raise ValueError("there is no such rule")
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}; allowed: {ALLOWED}") from None
+
+
+def stop_rules_of(settings: Settings) -> StopRules:
+    """Those that --until asks for. Raises ValueError for one that cannot hold with the run's arrivals."""
+    closed = isinstance(parse_arrivals(settings.arrivals, settings.seed), Users)
+    return StopRules([parse_rule(rule) for rule in settings.until], closed)
 
 
 class StopRules:

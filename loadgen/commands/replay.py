@@ -83,6 +83,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
 def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | float | bool] | None = None) -> Settings:
     """The settings that the options of `run_options` ask for. Raises `argparse.ArgumentTypeError`."""
     from loadgen.settings import Settings
+    from loadgen.stop_rules import stop_rules_of
 
     named = {
         "--arrivals": arguments.arrivals,
@@ -93,7 +94,7 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
     if len(given) > 1:
         raise argparse.ArgumentTypeError(f"{' and '.join(given)}: give one of them; each says when sessions arrive")
     own = arguments.url is None
-    return Settings(
+    settings = Settings(
         file=arguments.file,
         format=arguments.format,
         skip_bad=arguments.skip_bad,
@@ -124,6 +125,11 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         slo=arguments.slo,
         until=tuple(arguments.until),
     )
+    try:
+        stop_rules_of(settings)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"--until {error}") from None
+    return settings
 
 
 def _json_object(text: str) -> dict[str, object]:

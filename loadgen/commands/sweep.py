@@ -74,6 +74,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     """What the options ask for. Raises `argparse.ArgumentTypeError`."""
     from loadgen.experiments.sweep import Over, named_load, settings_at, spread_loads
     from loadgen.experiments.sweeping import Plan, with_end
+    from loadgen.stop_rules import stop_rules_of
 
     over = Over(arguments.over)
     first, last = getattr(arguments, "from"), arguments.to
@@ -90,7 +91,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
             loads = sorted({named_load(load, over) for load in arguments.values})
         base = with_end(settings_of(arguments), getattr(arguments, "for"), arguments.requests)
         for load in loads:
-            settings_at(base, over, load)
+            stop_rules_of(settings_at(base, over, load))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return Plan(base, over, tuple(loads), arguments.search)

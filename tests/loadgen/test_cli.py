@@ -220,6 +220,11 @@ async def test_with_nohup_it_goes_on_when_its_terminal_goes(tmp_path: Path) -> N
         (["inspect", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
         (["diff", "{trace}", "{trace}", "--json", "{trace}"], "--json {trace}: is one of the files to read"),
         (["report", "x", "--json", "{folder}/x", "--csv", "{folder}/x"], "x: is written for another option"),
+        (["replay", "{trace}", "--users", "2", "--until", "saturation"], "--until saturation: the users of a closed l"),
+        (
+            ["sweep", "{trace}", "--over", "users", "--values", "1,2", "--until", "saturation", "--for", "1s"],
+            "saturation: the users of a closed loop",
+        ),
         (["compare", "{trace}", "--mode", "static"], "unrecognized arguments: --mode static"),
         (["synth", "--excerpt", "{folder}/none.csv"], "none.csv: cannot be read"),
         (["synth", "--out", "{folder}/no/x.jsonl"], "cannot be written"),
