@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,8 @@ def _line(path: Path, number: int, line: bytes) -> Line:
 
 def _opened(path: Path, mode: str) -> BinaryIO:
     """Raises `ResultError`."""
+    if mode == "rb" and (path.is_fifo() or path.is_char_device()):  # it would wait for ever, or have no end
+        raise ResultError(f"{path}: is no regular file; a run's file is read more than once")
     try:
         return path.open(mode)  # type: ignore[return-value]
     except FileExistsError:
@@ -122,6 +125,18 @@ def _opened(path: Path, mode: str) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a name with a null
         doing = "read" if mode == "rb" else "written"
         raise ResultError(f"{path}: cannot be {doing}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _alone(path: Path, file: BinaryIO) -> BinaryIO:
+    """The file, for this process alone as long as it is open: two would write over each other. Raises `ResultError`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ResultError(f"{path}: another loadgen writes into it; wait for its end, or name another file") from None
+    except OSError:
+        pass  # a file system without locks
+    return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +251,16 @@ class RunWriter:
     def __init__(self, path: Path, header: RunHeader, *, overwrite: bool = False) -> None:
         """Begin a file. Raises `ResultError` if it exists (unless `overwrite`) or cannot be written."""
         self.path = path
-        self._file = _opened(path, "wb" if overwrite else "xb")
+        self._file = _alone(path, _opened(path, "wb" if overwrite else "xb"))
         self._write(header)
 
     @classmethod
     def resume(cls, path: Path, resumed: Resumed) -> Self:
         """Go on with a file: a line that was cut is taken off. Raises `ResultError`."""
-        run = RunFile.read(path)
         writer = cls.__new__(cls)
         writer.path = path
-        writer._file = _opened(path, "r+b")
-        writer._after_last_line(run.torn)
+        writer._file = _alone(path, _opened(path, "r+b"))
+        writer._after_last_line(RunFile.read(path).torn)
         writer._write(resumed)
         return writer
 

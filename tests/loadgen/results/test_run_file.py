@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -192,6 +193,25 @@ def test_another_format_or_version_is_refused(tmp_path: Path, field: str, value:
     head = msgspec.structs.replace(header(), **{field: value})
     with pytest.raises(ResultError, match=f"line 1: {field}: .*{says}"):
         write_run(tmp_path / "run.jsonl", head=head)
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside(tmp_path: Path) -> None:
+    """Two that write into one file would overwrite what each has measured."""
+    path, resumed = tmp_path / "run.jsonl", Resumed(at=0.0, started_at="2026-01-01", versions={})
+    with RunWriter(path, header()) as writer:
+        writer.append(completed(turn=0))
+        before = path.read_bytes()
+        with pytest.raises(ResultError, match="another loadgen writes into it"):
+            RunWriter.resume(path, resumed)
+        assert path.read_bytes() == before
+    RunWriter.resume(path, resumed).close()
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ResultError, match=f"{path}: is no regular file"):
+            RunFile.read(path)
 
 
 def test_no_file(tmp_path: Path) -> None:
