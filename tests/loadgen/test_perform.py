@@ -1,120 +1,28 @@
-"""Whole runs against a golden server: the schedule, the branches, the failures, the stop, the resumption."""
+"""Whole runs against a golden server: the schedule, the branches, the failures, the stop."""
 
 from __future__ import annotations
 
 import asyncio
-import io
-import itertools
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
-import msgspec
-import psutil
 import pytest
 from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
-from rich.console import Console
+from runs import CLOCK_STEP, Gate, Runner, again, talk, trace_of, turn, words
 
 from loadgen import player as player_module
 from loadgen import server as server_module
 from loadgen.engine_watch import EngineError
-from loadgen.outcome import Outcome, RequestRecord, TokenSource
-from loadgen.perform import perform
+from loadgen.outcome import Outcome, TokenSource
 from loadgen.played import played
-from loadgen.results.document import document
-from loadgen.results.run_file import BY_HAND, ResultError, RunFile
-from loadgen.resumption import Past
+from loadgen.results.run_file import BY_HAND
 from loadgen.server import ServerError
-from loadgen.settings import Settings
-from loadgen.target import Steering, Target
-from loadgen.traces.chat import trace_lines
-from loadgen.traces.model import Header, Session, TraceError, Turn
-
-CLOCK_STEP = 0.002  # seconds an event loop may wake early
-HEADER = Header("paged-top-chat", 2, {"main": "Be kind."}, 0.7)
-_names = itertools.count()
-
-
-def turn(user: str, tokens: int = 3, **more: Any) -> Turn:
-    return Turn(user=user, user_tokens=1, output_tokens=tokens, **{"seed": 1, **more})
-
-
-def again(index: int, **more: Any) -> Turn:
-    return Turn(regenerates=index, output_tokens=3, **{"seed": 2, **more})
-
-
-def trace_of(*sessions: tuple[float, list[Turn]]) -> list[Session]:
-    return [
-        Session(session=f"s{i}", arrival=arrival, system="main", turns=tuple(turns))
-        for i, (arrival, turns) in enumerate(sessions)
-    ]
-
-
-def words(body: dict[str, Any]) -> Script:
-    return answer([f"{body['messages'][-1]['content']}/{body['seed']}."] * body["max_tokens"])
-
-
-class Ran(NamedTuple):
-    run: RunFile
-    server: GoldenServer
-
-    @property
-    def records(self) -> list[RequestRecord]:
-        return sorted(self.run.records(), key=lambda record: record.key)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        summary: dict[str, Any] = document([self.run])["summary"]
-        return summary
-
-
-class Runner:
-    """Runs traces against golden servers, each into a file of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.said = ""  # while the last run went on
-
-    def settings(self, sessions: Sequence[Session], /, **options: Any) -> Settings:
-        trace = self.folder / f"trace-{next(_names)}.jsonl"
-        trace.write_bytes(b"".join(trace_lines(HEADER, sessions)))
-        return Settings(**{"file": str(trace), "timeout": 30.0, "probe": False, **options})
-
-    async def perform(
-        self, settings: Settings, url: str, stop: asyncio.Event | None = None, into: Path | None = None, **more: Any
-    ) -> RunFile:
-        said = io.StringIO()
-        console = Console(file=said)
-        path = into or self.folder / f"run-{next(_names)}.jsonl"
-        ran = await perform(settings, Target(url), path, console, Steering(stop), **more)
-        self.said = said.getvalue()
-        return ran
-
-    async def __call__(
-        self,
-        trace: Sequence[Session],
-        /,
-        script_of: Callable[[dict[str, Any]], Script] = words,
-        stop: asyncio.Event | None = None,
-        server_type: type[GoldenServer] = GoldenServer,
-        **options: Any,
-    ) -> Ran:
-        async with server_type(script_of) as server:
-            return Ran(await self.perform(self.settings(trace, **options), server.url, stop), server)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Runner:
-    return Runner(tmp_path)
-
-
-def talk(body: dict[str, Any]) -> list[str]:
-    return [message["content"] for message in body["messages"]]
+from loadgen.traces.model import Session, TraceError
 
 
 async def test_counts_are_exact(run: Runner) -> None:
@@ -147,17 +55,6 @@ async def test_real_replies_are_the_history_and_a_branch_leaves_the_old_one_out(
     assert (bodies[1]["seed"], bodies[2]["seed"]) == (1, 2)
     assert talk(bodies[3]) == ["Be kind.", "a", "a/1.", "b", "b/2.b/2.b/2.", "c"]
     assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
-
-
-class Gate(GoldenServer):
-    """Answers nobody before a number of requests has come."""
-
-    wanted = 0
-
-    async def _answer(self, request: Any, script: Script, served: Any) -> Any:
-        while len(self.served) < self.wanted:
-            await asyncio.sleep(0.001)
-        return await super()._answer(request, script, served)
 
 
 async def test_the_schedule_is_absolute_and_open_loop(run: Runner) -> None:
@@ -394,73 +291,6 @@ async def test_errors_end_it(run: Runner) -> None:
     assert "errors" in (ran.run.end.stopped_by or "")
 
 
-async def test_several_processes_play_what_one_does(run: Runner) -> None:
-    trace = trace_of(*((0.02 * i, [turn(f"m{i}", 2), turn("b", 1)]) for i in range(12)))
-    ran = await run(trace, workers=3, concurrency=6)
-    assert [record.key for record in ran.records] == [(i, t) for i in range(12) for t in range(2)]
-    assert {record.outcome for record in ran.records} == {Outcome.COMPLETED}
-    starts = [record.scheduled for record in ran.records if record.turn == 0]
-    assert starts == pytest.approx([0.02 * i for i in range(12)], abs=1e-6)
-    assert all((record.sent or 0) >= (record.scheduled or 0) - CLOCK_STEP for record in ran.records)
-    assert ran.run.end is not None
-    assert ran.run.end.client["client_processes"] == 4  # this one hears of all
-
-
-async def test_several_processes_stop_with_what_there_is(run: Runner) -> None:
-    stop = asyncio.Event()
-
-    def script(body: dict[str, Any]) -> Script:
-        if talk(body)[-1] == "slow":
-            asyncio.get_running_loop().call_later(0.2, stop.set)
-            return Script([role(), text("a"), Stall()])
-        return words(body)
-
-    trace = trace_of((0, [turn("quick")]), (0, [turn("slow"), turn("b")]), (900, [turn("late"), turn("c")]))
-    ran = await run(trace, script, stop, workers=2)
-    assert (ran.summary["completed"], ran.summary["interrupted"], ran.summary["not_reached"]) == (1, 1, 3)
-
-
-async def test_several_processes_share_the_slots(run: Runner) -> None:
-    """Also where there are fewer slots than processes, and where the long sessions are all one process's."""
-    trace = trace_of(*((0.0, [turn("a", 1)] * (1 if i % 3 else 4)) for i in range(12)))
-
-    class Two(Gate):
-        wanted = 2
-
-    ran = await run(trace, server_type=Two, workers=3, concurrency=2)
-    assert (ran.summary["completed"], ran.server.peak_in_flight) == (24, 2)
-
-
-async def test_several_processes_share_the_requests_that_may_be_sent(run: Runner) -> None:
-    """One process has but 3 turns to play, and the others play the rest."""
-    trace = trace_of(*((0.0, [turn("a", 1)] * (3 if i % 3 else 1)) for i in range(9)))
-    ran = await run(trace, until=("requests=20",), workers=3)
-    assert (len(ran.server.served), ran.summary["completed"], ran.summary["not_reached"]) == (20, 20, 1)
-
-
-@pytest.mark.parametrize("users", [2, 5])
-async def test_users_of_several_processes_take_the_next_session_of_all(run: Runner, users: int) -> None:
-    trace = trace_of(*((0.0, [turn(f"m{i}", 1)] * (1 if i % 3 else 3)) for i in range(15)))
-
-    class AllOfThem(Gate):
-        wanted = users
-
-    ran = await run(trace, server_type=AllOfThem, workers=3, arrivals=f"users:{users}")
-    assert (ran.summary["completed"], ran.server.peak_in_flight) == (25, users)
-    firsts = [talk(served.body)[-1] for served in ran.server.served if len(served.body["messages"]) == 2]
-    assert sorted(firsts[:users]) == [f"m{i}" for i in range(users)]
-
-
-async def test_a_speed_that_is_set_before_several_processes_begin(run: Runner) -> None:
-    steering = Steering()
-    steering.set_speed(50.0)
-    trace = trace_of((0.0, [turn("a", 1)]), (5.0, [turn("b", 1)]))
-    async with GoldenServer(words) as server:
-        settings, path = run.settings(trace, workers=2), run.folder / "run.jsonl"
-        ran = await perform(settings, Target(server.url), path, Console(file=io.StringIO()), steering)
-    assert max(record.scheduled or 0.0 for record in ran.records()) == pytest.approx(0.1, abs=0.01)
-
-
 async def test_nothing_is_late_for_what_is_read_first(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a long run that is gone on with: schedule and server's figures begin when the first session is there."""
     real, was_read, looks = played, threading.Event(), []
@@ -483,167 +313,6 @@ async def test_nothing_is_late_for_what_is_read_first(run: Runner, monkeypatch: 
     ran = await run(trace_of((0.0, [turn("a", 1)])), server_type=Looked)
     assert ran.summary["max_send_lag_ms"] < 1000
     assert set(looks) == {True}
-
-
-async def test_what_the_others_have_outlives_a_client_process(run: Runner) -> None:
-    stalled: list[int] = []
-
-    def script(body: dict[str, Any]) -> Script:
-        if talk(body)[-1] != "last":
-            return words(body)
-        stalled.append(1)
-        if len(stalled) == 2:
-            alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-            next(child for child in alive if "loadgen.worker" in child.cmdline()).kill()
-        return Script([role(), text("a"), Stall()])
-
-    trace = trace_of(*((0.0, [turn("a", 1)]) for _ in range(9)), (1.5, [turn("last")]), (1.5, [turn("last")]))
-    path = run.folder / "run.jsonl"
-    async with GoldenServer(script) as server:
-        with pytest.raises(Exception, match=r"client process \d ended with exit code -9"):
-            await run.perform(run.settings(trace, workers=2), server.url, into=path)
-    outcomes = [record.outcome for record in RunFile.read(path).records()]
-    assert outcomes.count(Outcome.COMPLETED) == 9
-    assert outcomes.count(Outcome.INTERRUPTED) == 1  # of the process that was left
-
-
-async def test_an_interrupted_run_is_gone_on_with(run: Runner, tmp_path: Path) -> None:
-    stop, slow = asyncio.Event(), True
-
-    def script(body: dict[str, Any]) -> Script:
-        if slow and talk(body)[-1] == "slow":
-            asyncio.get_running_loop().call_later(0.1, stop.set)
-            return Script([role(), text("a"), Stall()])
-        return words(body)
-
-    sessions = trace_of((0, [turn("quick")]), (0.1, [turn("a"), turn("slow")]), (2, [turn("late"), turn("c")]))
-    settings, path = run.settings(sessions), tmp_path / "run.jsonl"
-    async with GoldenServer(script) as server:
-        first = await run.perform(settings, server.url, stop, path)
-        assert document([first])["summary"]["completed"] == 2
-        slow, before = False, len(server.served)
-        second = await run.perform(settings, server.url, None, path, past=Past.read(path))
-        assert [talk(served.body)[-1] for served in server.served[before:]][:1] == ["a"]
-    assert len(server.served) - before == 4  # the whole session that was cut, and the one not reached
-    assert "sessions 3/3, turns 5/5 done" in run.said
-    records = list(second.records())
-    assert sorted(record.key for record in records) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert {record.outcome for record in records} == {Outcome.COMPLETED}
-    assert second.resumed[0].at <= min(record.scheduled or 0 for record in records if record.index == 1)
-    assert document([second])["summary"]["completed"] == 5
-
-
-class Cut:
-    """A run in `path` that is cut short when so many requests have come, which are never answered from there on."""
-
-    def __init__(self, run: Runner, sessions: Sequence[Session], **options: Any) -> None:
-        self.run, self.settings = run, run.settings(sessions, **options)
-        self.path = run.folder / f"cut-{next(_names)}.jsonl"
-        self.asked: list[str] = []
-
-    async def go(self, until: int | None = None, resumes: bool = True, **changes: Any) -> RunFile:
-        """Play it, or go on with it, until `until` requests have come in all."""
-        stop = asyncio.Event()
-
-        def script(body: dict[str, Any]) -> Script:
-            self.asked.append(talk(body)[-1])
-            if until is None or len(self.asked) < until:
-                return words(body)
-            stop.set()
-            return Script([role(), Stall()])
-
-        async with GoldenServer(script) as server:
-            settings = msgspec.structs.replace(self.settings, **changes)
-            past = Past.read(self.path) if resumes else None
-            return await self.run.perform(settings, server.url, stop, self.path, past=past)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_a_run_is_gone_on_with_as_often_as_it_takes(run: Runner, workers: int) -> None:
-    sessions = trace_of(*((0.01 * i, [turn(f"m{i}", 1), turn("b", 1)]) for i in range(20)))
-    cut = Cut(run, sessions, workers=workers)
-    await cut.go(12, resumes=False)
-    await cut.go(30)
-    ran = await cut.go()
-    assert sorted(record.key for record in ran.records()) == [(i, t) for i in range(20) for t in range(2)]
-    assert document([ran])["summary"]["completed"] == 40
-    assert len(ran.resumed) == 2
-    assert all(before.at <= after.at for before, after in itertools.pairwise(ran.ends))
-    parts = [0.0, *(resumed.at for resumed in ran.resumed)]
-    assert all(before < after for before, after in itertools.pairwise(parts))
-
-
-async def test_a_killed_run_is_gone_on_with(run: Runner) -> None:
-    """In the middle of a session, and of a line."""
-    sessions = trace_of(*((0.01 * i, [turn(f"m{i}", 1), turn("b", 1)]) for i in range(6)))
-    cut = Cut(run, sessions)
-    await cut.go(resumes=False)
-    lines = cut.path.read_bytes().splitlines(keepends=True)
-    cut.path.write_bytes(b"".join(lines[:6]) + lines[6][:30])
-    whole = Counter(msgspec.json.decode(line)["index"] for line in lines[1:6])
-    before = len(cut.asked)
-    ran = await cut.go()
-    assert len(cut.asked) - before == 2 * sum(whole[i] < 2 for i in range(6))
-    assert sorted(record.key for record in ran.records()) == [(i, t) for i in range(6) for t in range(2)]
-    assert ran.end is not None
-
-
-async def test_what_is_left_comes_with_the_gaps_that_it_has_in_the_trace(run: Runner) -> None:
-    """The first session is cut short while it thinks, after 15 others: it is not waited for as long again."""
-    others = [(10.0 + 0.01 * i, [turn(f"m{i}", 1)]) for i in range(20)]
-    cut = Cut(run, trace_of((0.0, [turn("a", 1), turn("b", 1, think=900.0)]), *others), speed=10.0)
-    first = await cut.go(16, resumes=False)
-    done = {record.index for record in first.records() if record.outcome is Outcome.COMPLETED} - {0}
-    left = [0, *(i for i in range(1, 21) if i not in done)]
-    ran = await cut.go(len(cut.asked) + len(left))
-    at = ran.resumed[0].at
-    due = {record.index: record.scheduled for record in ran.records() if (record.scheduled or 0) >= at}
-    assert [due[i] for i in left] == pytest.approx([at + 0.001 * place for place in range(len(left))], abs=1e-5)
-
-
-async def test_stop_rules_count_the_whole_run(run: Runner) -> None:
-    sessions = trace_of(*((0.02 * i, [turn(f"m{i}", 1)]) for i in range(40)))
-    cut = Cut(run, sessions, until=("requests=20", "errors=5"))
-    await cut.go(9, resumes=False)
-    ran = await cut.go()
-    assert document([ran])["summary"]["completed"] == 20
-    assert ran.end is not None
-    assert ran.end.stopped_by == "requests=20"
-    with pytest.raises(ResultError, match=r"is over, as --until asked: requests=20; `loadgen report"):
-        await cut.go()
-
-
-async def test_a_time_rule_is_of_the_whole_run(run: Runner) -> None:
-    cut = Cut(run, trace_of((0.0, [turn("a", 1)]), (0.0, [turn("b", 1)]), (900.0, [turn("c", 1)])), until=("time=2s",))
-    first = await cut.go(2, resumes=False)
-    assert first.end is not None
-    ran = await cut.go()
-    assert ran.end is not None
-    assert ran.end.stopped_by == "time=2s"
-    assert ran.end.at - first.end.at < 2.0 + 1.0
-
-
-async def test_a_run_that_came_to_its_end_is_not_gone_on_with(run: Runner) -> None:
-    cut = Cut(run, trace_of((0.0, [turn("a", 1)])))
-    await cut.go(resumes=False)
-    size = cut.path.stat().st_size
-    with pytest.raises(ResultError, match="is complete, nothing is left to play"):
-        await cut.go()
-    assert cut.path.stat().st_size == size
-
-
-async def test_a_run_of_another_trace_or_model_is_not_gone_on_with(run: Runner) -> None:
-    sessions = trace_of(*((0.1 * i, [turn(f"m{i}", 1)]) for i in range(6)))
-    cut = Cut(run, sessions)
-    await cut.go(3, resumes=False)
-    size = cut.path.stat().st_size
-    with pytest.raises(ResultError, match=r"the run asks golden, and the server at .* has other"):
-        await cut.go(model="other")
-    changed = [*sessions[:5], msgspec.structs.replace(sessions[5], turns=(turn("m5", 2),))]
-    Path(cut.settings.file).write_bytes(b"".join(trace_lines(HEADER, changed)))
-    with pytest.raises(ResultError, match=r"its trace .*, or what of it the server takes, is not what it was"):
-        await cut.go()
-    assert cut.path.stat().st_size == size
 
 
 async def test_no_server(run: Runner) -> None:
