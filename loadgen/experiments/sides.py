@@ -17,6 +17,7 @@ from engine.protocol import Control
 from loadgen.arrivals import parse_arrivals
 from loadgen.options import engine_arguments, positive_float, positive_int, server_url
 from loadgen.settings import Settings
+from loadgen.stop_rules import stop_rules_of
 
 DEFAULTS = ("mode=static,alloc=reserved", "mode=continuous,alloc=paged")  # as systems were before paging, and after
 FLAGS = ("--a", "--b")
@@ -152,7 +153,7 @@ def _settings(
     engine_args = base.engine_args if url is None else ()
     if url is None and "model" in changes:
         engine_args = (*engine_args, "--model", changes["model"])  # the last one counts
-    return msgspec.structs.replace(
+    settings = msgspec.structs.replace(
         base,
         url=url,
         model=None if url is None else changes.get("model", base.model),
@@ -162,3 +163,8 @@ def _settings(
         arrivals=next((changes[word] for word in _WHEN if word in changes), base.arrivals),
         control={**base.control, **control},
     )
+    try:
+        stop_rules_of(settings)
+    except ValueError as error:
+        raise SideError(f"{flag}: --until {error}") from None
+    return settings

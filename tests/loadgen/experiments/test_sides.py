@@ -90,3 +90,10 @@ def test_on_one_server_both_sides_say_what_is_set() -> None:
     with pytest.raises(SideError, match="--a: batching is missing"):
         parse_sides(None, "mode=static", AT)
     parse_sides("mode=static", "url=http://two:1,alloc=paged", AT)
+
+
+def test_a_stop_rule_that_a_side_cannot_have() -> None:
+    base = Settings(file="t.jsonl", url="http://one:8000", until=("saturation",))
+    assert parse_sides("rate=2", "rate=3", base)[0].settings.until == ("saturation",)
+    with pytest.raises(SideError, match=r"--b: --until saturation: the users of a closed loop"):
+        parse_sides("rate=2", "users=3", base)
