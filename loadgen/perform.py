@@ -17,6 +17,7 @@ from rich.console import Console
 
 from loadgen.client import clock, open_http
 from loadgen.engine_process import EngineProcess
+from loadgen.garbage import frozen
 from loadgen.limits import Limits, open_limits
 from loadgen.live.announce import announce
 from loadgen.live.screen import show
@@ -159,6 +160,9 @@ class _Run:
                 players.set_speed(speed, moment)
                 progress.set_speed(speed, moment)
 
+            # Also the console's first words, which take the longest, come before the clock runs.
+            console.print(f"{label}: {header.turns:,} turns at {self._target.url}", markup=False, highlight=False)
+            stack.enter_context(frozen())
             begin = clock() + LEAD
             progress.began = begin - self._before
             steering.attach(set_speed)

@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 
+from loadgen.garbage import frozen
 from loadgen.live.tally import Tally
 from loadgen.pace import Pace
 from loadgen.player import Controls, Player
@@ -83,12 +84,13 @@ async def _work() -> None:
     helpers = [asyncio.create_task(listen())]
     try:
         async with Player(job, controls, tally, _tell, os.environ.get(API_KEY)) as player:
-            _tell(Ready())
-            sys.stdout.buffer.flush()
-            begin = await begins
-            watch = SelfWatch()
-            helpers += [asyncio.create_task(watch.run()), asyncio.create_task(tell())]
-            await player.play(begin.at, begin.zero)
+            with frozen():
+                _tell(Ready())
+                sys.stdout.buffer.flush()
+                begin = await begins
+                watch = SelfWatch()
+                helpers += [asyncio.create_task(watch.run()), asyncio.create_task(tell())]
+                await player.play(begin.at, begin.zero)
         _tell(Told(tally.counts(), watch.figures()))
         _tell(Finished(watch.figures()))
     except Exception as error:

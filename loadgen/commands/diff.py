@@ -55,12 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     from loadgen.results.document import differing_settings, read_document
     from loadgen.results.output import OutputError, check_writable, write_json
     from loadgen.results.report import print_notes, print_warnings, rich_table
-    from loadgen.results.run_file import ResultError
+    from loadgen.results.run_file import KILLED, ResultError
 
     try:
         if arguments.json is not None:
             check_writable("--json", arguments.json, (arguments.a, arguments.b))
         documents = [read_document(path) for path in (arguments.a, arguments.b)]
+        for path, document in zip((arguments.a, arguments.b), documents, strict=True):
+            if arguments.fail_if and document["settings"].get("stopped_by") == KILLED:
+                raise ResultError(
+                    f"{path}: was killed before its end, so it cannot be judged; `loadgen resume` ends it"
+                )
         figures = pairs(*documents)
         judged = {condition: condition.holds(figures) for condition in arguments.fail_if}
         if arguments.json is not None:

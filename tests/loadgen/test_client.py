@@ -102,6 +102,14 @@ async def test_cached_tokens_are_told() -> None:
     assert response.usage.cached_tokens == 16
 
 
+@pytest.mark.parametrize("count", [-35, 10**23, 1.5])
+async def test_what_is_no_count_is_not_believed(count: float) -> None:
+    told = Write(event(chunk(usage={"prompt_tokens": 2, "completion_tokens": count})))
+    response, _ = await ask(Script([role(), text("a"), finish(), told, done()]))
+    assert response.outcome is Outcome.BAD_STREAM
+    assert "completion_tokens" in response.detail
+
+
 async def test_usage_in_every_chunk_counts_once() -> None:
     chunks = [Write(event(chunk({"content": "x"}, usage={"prompt_tokens": 2, "completion_tokens": n}))) for n in (1, 2)]
     response, _ = await ask(Script([role(), *chunks, finish(), done()]))

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_runs import CLIENT, completed, failed, write_run
 
+from loadgen.cli import main
 from loadgen.results.diff import ConditionError, Pair, diff_document, diff_table, pairs, parse_condition
 from loadgen.results.document import document
 from loadgen.results.run_file import RunEnd
@@ -129,3 +130,11 @@ def test_the_document_of_a_difference(tmp_path: Path) -> None:
         {"condition": "retries > 0", "figure": "retries", "holds": False},
     ]
     assert written["failed"] is True
+
+
+def test_a_killed_run_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(whole := tmp_path / "a.jsonl", [completed()], END)
+    write_run(killed := tmp_path / "b.jsonl", [completed()])
+    assert main(["diff", str(whole), str(killed), "--fail-if", "failed > 0"]) == 2
+    assert f"{killed}: was killed before its end" in capsys.readouterr().err
+    assert main(["diff", str(whole), str(killed)]) == 0
