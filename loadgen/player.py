@@ -212,11 +212,7 @@ class Player:
             tokenizer=self._tokenizer,
         )
 
-        async def one(session: Session, index: int, arrive: _Arrive) -> float:
-            over = await run_session(session, index, arrive, setting)
-            self._tally.session_done()
-            return over
-
+        one = partial(run_session, setting=setting)
         if isinstance(arrivals, Users):
             taken = _taken(self._feed, Tickets(job.limits.taken))
             playing = asyncio.create_task(_closed_loop(taken, arrivals, job, by, setting, one))

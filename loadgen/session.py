@@ -157,12 +157,16 @@ async def run_session(session: Session, index: int, arrive: Callable[[], Awaitab
             over = response.ended
             if response.outcome is not Outcome.COMPLETED:
                 rest = Outcome.NOT_SENT
+                setting.tally.session_done()
                 break
             replies[number] = response.text
             ready = pace.trace(clock() if over is None else over)
+        else:
+            setting.tally.session_done()
     except Ended:
         pass  # what is left is told below
     except TokenizerError as error:
+        setting.tally.session_done()
         rest, uncounted = Outcome.NOT_SENT, f"its recorded replies cannot be counted: {error}"
     finally:
         for number in range(reported, len(session.turns)):

@@ -364,3 +364,13 @@ async def test_a_bad_line_far_down_is_found_before_anything_is_sent(run: Runner)
         with pytest.raises(TraceError, match="line 52"):
             await run.perform(settings, server.url)
     assert server.served == []
+
+
+async def test_a_session_that_a_stop_leaves_open_is_not_called_done(run: Runner) -> None:
+    """As the last line of progress tells it."""
+    out = io.StringIO()
+    sessions = trace_of((0, [turn("a", 1)]), (0, [turn("b", 1), turn("c", 1, think=900)]), (900, [turn("d", 1)]))
+    async with GoldenServer(words) as server:
+        settings, path = run.settings(sessions, until=("time=300ms",)), run.folder / "run.jsonl"
+        await perform(settings, Target(server.url), path, Console(file=out), Steering())
+    assert "sessions 1/3, turns 2/4" in out.getvalue()
