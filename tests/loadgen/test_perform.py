@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 import time
 from collections.abc import Callable
@@ -13,15 +14,18 @@ import aiohttp
 import pytest
 from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
+from rich.console import Console
 from runs import CLOCK_STEP, Gate, Runner, again, talk, trace_of, turn, words
 
 from loadgen import player as player_module
 from loadgen import server as server_module
 from loadgen.engine_watch import EngineError
 from loadgen.outcome import Outcome, TokenSource
+from loadgen.perform import perform
 from loadgen.played import played
 from loadgen.results.run_file import BY_HAND
 from loadgen.server import ServerError
+from loadgen.target import Steering, Target
 from loadgen.traces.model import Session, TraceError
 
 
