@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, Commands, OptionAdder
+from loadgen.options import EXIT_BAD_INPUT, EXIT_FAILED_TURNS, Commands, OptionAdder, yes_or_no
 
 if TYPE_CHECKING:
     from loadgen.results.diff import Condition
@@ -36,6 +36,7 @@ def add_parser(commands: Commands) -> None:
         help=f"exit with 1 if B is so; a sign or %% means the change from A: {EXAMPLES}; may be given again",
     )
     add = OptionAdder(parser, "LOADGEN_DIFF_")
+    add("--all", yes_or_no, False, "show every figure, not what matters most and the conditions' alone")
     add("--json", Path, None, "write both, their changes and the conditions to FILE", metavar="FILE")
 
 
@@ -79,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     out = stdout()
     for side, document in zip("AB", documents, strict=True):
         print_warnings(document, out, f"{side}: ")
-    out.print(rich_table(diff_table(figures, ("A", "B"))))
+    also = None if arguments.all else [condition.name for condition in arguments.fail_if]
+    out.print(rich_table(diff_table(figures, ("A", "B"), also)))
     for side, document in zip("AB", documents, strict=True):
         print_notes(document, out, f"{side}: ")
     if other := differing_settings(documents):

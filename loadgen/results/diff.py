@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,14 @@ STATISTICS = ("mean", "std", "min", "max", *(f"p{percent}" for percent in PERCEN
 OPERATORS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 MILLISECONDS = {"ms": 1.0, "s": 1000.0}
 EXAMPLES = "'ttft.p99 > +10%', 'ttft.p99 > 500ms', 'output_throughput < -5%', 'failed > 0'"
+FIRST = frozenset(
+    {
+        *("completed", "failed", "duration", "total_input_tokens", "total_output_tokens", "hit_rate"),
+        *("request_throughput", "output_throughput", "goodput", "slo_attainment"),
+        *(f"{name}.{statistic}" for name in ("ttft", "tpot", "itl", "e2el") for statistic in ("mean", "p50", "p99")),
+        *("ttft_scheduled.p99", "e2el_scheduled.p99", "send_lag.p99"),
+    }
+)  # of a table that is read
 _CONDITION = re.compile(
     r"\s*(?P<name>[\w.]+)\s*(?P<operator>>=|<=|>|<)\s*(?P<sign>[+-]?)(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|ms|s|)\s*"
 )
@@ -142,13 +150,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def diff_table(pairs: Mapping[str, Pair], names: tuple[str, str]) -> Table:
-    """Both figures, the change and its share."""
+def diff_table(pairs: Mapping[str, Pair], names: tuple[str, str], also: Collection[str] | None = ()) -> Table:
+    """Both figures, the change and its share: of what matters most and of `also`, or with None of all."""
+    shown = pairs.keys() if also is None else [name for name in pairs if name in FIRST or name in also]
     rows = tuple(
         (name, text(pair.a, name), text(pair.b, name), _signed(pair.change, name), _percent(pair.relative))
-        for name, pair in pairs.items()
+        for name, pair in ((name, pairs[name]) for name in shown)
     )
-    caption = ("Latencies in milliseconds. One run of each: for what may be chance, see `loadgen compare`.",)
+    rest = len(pairs) - len(rows)
+    caption = (
+        "Latencies in milliseconds. One run of each: for what may be chance, see `loadgen compare`.",
+        *([f"{rest} more with --all."] if rest else []),
+    )
     return Table("Difference", rows, ("", *names, "change", "relative"), caption)
 
 

@@ -35,11 +35,21 @@ def test_every_figure_of_both(tmp_path: Path) -> None:
     assert found["engine.steps"] == Pair(4, None)
     assert found["client_cpu_share"] == Pair(0.25, 0.25)
     assert not {"engine.model", "failures", "client_is_bottleneck", "slo"} & found.keys()
-    cells = {row[0]: row[1:] for row in diff_table(found, ("A", "B")).rows}
+    cells = {row[0]: row[1:] for row in diff_table(found, ("A", "B"), also=None).rows}
+    assert cells.keys() == found.keys()
     assert cells["ttft.min"] == ("500.0", "600.0", "+100.0", "+20.0%")
     assert cells["failed"] == ("0", "1", "+1", "from 0")
     assert cells["completed"] == ("1", "1", "0", "same")
     assert cells["engine.steps"] == ("4", "-", "-", "-")
+
+
+def test_what_matters_most_and_what_is_judged(tmp_path: Path) -> None:
+    found = figures(tmp_path)
+    table = diff_table(found, ("A", "B"), also=["engine.steps"])
+    names = [row[0] for row in table.rows]
+    assert {"ttft.p99", "output_throughput", "failed", "engine.steps"} <= set(names)
+    assert len(names) < 40 < len(found)
+    assert f"{len(found) - len(names)} more with --all." in table.caption
 
 
 @pytest.mark.parametrize(
