@@ -36,6 +36,7 @@ from loadgen.settings import Settings
 from loadgen.stop_rules import stop_rules_of
 from loadgen.target import Steering, Target
 from loadgen.text.tokenizer import TokenizerError
+from loadgen.traces.model import TraceError
 from loadgen.watches import Watches
 from loadgen.workers import Players, WorkerError, open_players
 
@@ -85,10 +86,13 @@ async def perform(
             writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
         with writer:
             try:
-                run = _Run(settings, target, prepared, writer, past)
-                writer.finish(await run.play(http, console, steering, label))
-            except (ResultError, TokenizerError, WorkerError) as problem:
-                raise RunBroken(problem, RunFile.read(path)) from None
+                end = await _Run(settings, target, prepared, writer, past).play(http, console, steering, label)
+                writer.finish(end)
+            except (ResultError, TokenizerError, TraceError, WorkerError) as problem:
+                run = RunFile.read(path)
+                if next(run.records(), None) is None:
+                    raise
+                raise RunBroken(problem, run) from None
     return RunFile.read(path)
 
 

@@ -13,6 +13,8 @@ from loadgen.live.tally import Tally
 from loadgen.pace import Pace
 from loadgen.player import Controls, Player
 from loadgen.self_watch import SelfWatch
+from loadgen.text.tokenizer import TokenizerError
+from loadgen.traces.model import TraceError
 from loadgen.workers import (
     API_KEY,
     COUNTS_EVERY,
@@ -93,6 +95,8 @@ async def _work() -> None:
                 await player.play(begin.at, begin.zero)
         _tell(Told(tally.counts(), watch.figures()))
         _tell(Finished(watch.figures()))
+    except (TraceError, TokenizerError) as error:
+        _tell(Failed(f"client process {job.worker}: {error}"))
     except Exception as error:
         _tell(Failed(f"client process {job.worker}: {type(error).__name__}: {error}"))
         raise

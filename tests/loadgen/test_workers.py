@@ -12,14 +12,17 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 from golden import GoldenServer, Script, Stall, answer, role, text
 from rich.console import Console
 from runs import CLOCK_STEP, Gate, Runner, talk, trace_of, turn, words
 
 from loadgen.outcome import Outcome
-from loadgen.perform import perform
+from loadgen.perform import RunBroken, perform
 from loadgen.results.run_file import RunFile
 from loadgen.target import Steering, Target
+from loadgen.traces.model import TraceError
+from loadgen.workers import WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,3 +133,36 @@ async def test_what_the_others_have_outlives_a_client_process(run: Runner) -> No
     outcomes = [record.outcome for record in RunFile.read(path).records()]
     assert outcomes.count(Outcome.COMPLETED) == 9
     assert outcomes.count(Outcome.INTERRUPTED) == 1  # of the process that was left
+
+
+class Fading(GoldenServer):
+    """The trace is gone, or cut, once it has been read and the server is asked for its models."""
+
+    trace: Path
+    keeps = 0  # bytes
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.trace.write_bytes(self.trace.read_bytes()[: self.keeps])
+        return await super()._models(request)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_trace_that_changes_before_it_is_played(
+    run: Runner, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = run.settings(trace_of((0.0, [turn("a", 1)])), workers=workers)
+    async with Fading(words) as server:
+        server.trace = Path(settings.file)
+        with pytest.raises((TraceError, WorkerError), match=r"trace-.*: is empty"):
+            await run.perform(settings, server.url)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_trace_that_changes_while_it_is_played_keeps_what_was_measured(run: Runner) -> None:
+    settings = run.settings(trace_of((0.0, [turn("a", 1)]), (2.0, [turn("b", 1)]), (3.0, [turn("c", 1)])))
+    async with Fading(words) as server:
+        server.trace = Path(settings.file)
+        server.keeps = server.trace.stat().st_size - 20
+        with pytest.raises(RunBroken, match="line 4") as broken:
+            await run.perform(settings, server.url)
+    assert [record.outcome for record in broken.value.run.records()][:1] == [Outcome.COMPLETED]
