@@ -55,11 +55,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 def open_limits(budget: int | None, concurrency: int | None, processes: int) -> Iterator[Limits]:
     """Limits that so many processes can inherit while this lasts."""
     with contextlib.ExitStack() as files:
-        sent, taken = (files.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(2))
+        sent, taken = (files.enter_context(_counter()) for _ in range(2))
         slots = None
         if concurrency is not None and processes > 1:
             slots = files.enter_context(_pipe_of(concurrency))
         yield Limits(budget=budget, concurrency=concurrency, sent=sent, taken=taken, slots=slots)
+
+
+@contextlib.contextmanager
+def _counter() -> Iterator[int]:
+    """A file of one number, 0; in memory where the system can, for a disk may be full."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile(buffering=0) as file:
+            yield file.fileno()
+        return
+    descriptor = os.memfd_create("loadgen")
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -32,6 +34,19 @@ def test_each_number_is_given_once_in_whichever_process_asks() -> None:
         assert sorted(number for numbers in given for number in numbers) == list(range(3000))
         assert all(numbers == sorted(numbers) for numbers in given)
         assert Tickets(limits.sent, 3000).take() is None
+
+
+def test_without_files_in_memory_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    with open_limits(2, None, 1) as limits:
+        assert [Tickets(limits.sent, 2).take() for _ in range(3)] == [0, 1, None]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
+def test_no_room_on_a_disk_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    with open_limits(1, 1, 2) as limits:
+        assert Tickets(limits.sent, 1).take() == 0
 
 
 def test_a_budget_is_over_with_its_last_ticket_and_when_it_is_ended() -> None:
