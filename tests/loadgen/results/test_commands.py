@@ -90,7 +90,7 @@ def test_many_files_fit_a_narrow_terminal(
 
 def test_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path, a: str, b: str) -> None:
     kept = tmp_path / "diff.json"
-    code, out, err = loadgen(capsys, "diff", a, b, "--json", kept)
+    code, out, err = loadgen(capsys, "diff", a, b, "--all", "--json", kept)
     assert (code, err) == (0, "")
     assert re.search(r"ttft\.min +500\.0 +600\.0 +\+100\.0 +\+20\.0%", out)
     assert "A and B were asked for other things: speed." in out
@@ -134,7 +134,7 @@ def test_a_run_that_is_not_complete(
 def test_against_figures_that_were_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path, a: str, b: str) -> None:
     kept = tmp_path / "kept.json"
     loadgen(capsys, "report", a, "--json", kept)
-    code, out, _ = loadgen(capsys, "diff", kept, b, "--fail-if", "failed > 0")
+    code, out, _ = loadgen(capsys, "diff", kept, b, "--all", "--fail-if", "failed > 0")
     assert code == 1
     assert re.search(r"ttft\.min +500\.0 +600\.0", out)
 
