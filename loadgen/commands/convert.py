@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 def report(trace: TraceFile, target: Path, to: str, converted: Converted) -> list[str]:
     """What was written and what was not, for people."""
-    lines = [f"{target}: {converted.sessions:,} sessions, {converted.turns:,} turns, {to}"]
+    lines = [f"{target}: {to}, from {converted.sessions:,} sessions with {converted.turns:,} turns"]
     if trace.bad.count:
         lines.append(f"  bad lines skipped: {trace.bad.count:,}")
         lines += [f"    {text}" for text in trace.bad.first]

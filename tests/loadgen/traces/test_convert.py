@@ -185,7 +185,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["convert", str(source), str(target), "--to", "azure", "--skip-bad"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out == [
-        f"{target}: 2 sessions, 2 turns, azure",
+        f"{target}: azure, from 2 sessions with 2 turns",
         "  bad lines skipped: 1",
         "    line 4: must have 6 cells, one for each column, got 1",
         f"  left out of {source}: 1 requests that failed (0 response tokens)",
