@@ -145,7 +145,7 @@ def test_a_command_works(command, environment, engine):
     if "benchmarks.accuracy" in command and missing_features():
         assert "needs a processor with AVX512-VNNI" in done.stderr
         return
-    # curl ends with 28 when its time is up, which is how an endless stream is sampled; diff with 1 if a condition holds.
+    # curl ends with 28 when its time is up, by which an endless stream is sampled; diff with 1 if a condition holds.
     allowed = {28} if "--max-time" in command else {0, 1} if "--fail-if" in command else {0}
     assert done.returncode in allowed, done.stdout + done.stderr
     assert (done.stdout or done.stderr).strip()
