@@ -1,7 +1,7 @@
 """A run's file: JSON lines, first a header, then one line for each request, at the end what was seen around them.
 
 It is written while the run goes on, so that a run that was killed is a file that ends early, and can be resumed:
-then a `resumed` line follows, and what comes after it for the same request counts instead.
+then a `resumed` line follows, and what comes after it counts instead of what the same session had.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RunFile:
     ends: tuple[RunEnd, ...] = ()
     torn: bool = False
     ended: bool = False  # the last part has an end
-    _latest: Mapping[tuple[int, int], int] = field(default_factory=dict)  # the last part that has it, if not the first
+    _latest: Mapping[int, int] = field(default_factory=dict)  # by session the last part that has it, if not the first
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -161,7 +161,7 @@ class RunFile:
         resumed: list[Resumed] = []
         ends: list[RunEnd] = []
         torn = ended = False
-        latest: dict[tuple[int, int], int] = {}
+        latest: dict[int, int] = {}
         with _opened(path, "rb") as file:
             header = _header(path, file.readline())
             for number, line in enumerate(file, start=2):
@@ -177,7 +177,7 @@ class RunFile:
                 match item:
                     case RequestRecord():
                         if resumed:
-                            latest[item.key] = len(resumed)
+                            latest[item.index] = len(resumed)
                     case Resumed():
                         resumed.append(item)
                         ended = False
@@ -205,7 +205,7 @@ class RunFile:
                     raise
                 if isinstance(item, Resumed):
                     part += 1
-                elif isinstance(item, RequestRecord) and self._latest.get(item.key, part) == part:
+                elif isinstance(item, RequestRecord) and self._latest.get(item.index, part) == part:
                     yield item
 
     @property

@@ -84,6 +84,17 @@ def test_a_resumed_run_counts_what_came_last(tmp_path: Path) -> None:
     assert [end.at for end in run.ends] == [5.0, 9.0]
 
 
+def test_a_part_that_was_killed_within_a_session_keeps_no_later_turn_of_the_one_before(tmp_path: Path) -> None:
+    """It was an answer to another history."""
+    path = tmp_path / "run.jsonl"
+    write_run(path, [completed(0, 0), completed(0, 1), interrupted(0, 2), completed(1, 0)], END)
+    with RunWriter.resume(path, RESUMED) as writer:
+        writer.append(completed(0, 0, sent=6.0))
+    run = RunFile.read(path)
+    assert list(run.records()) == [completed(1, 0), completed(0, 0, sent=6.0)]
+    assert run.final_turns() == {0: 1, 1: 1}
+
+
 def test_a_run_can_be_resumed_twice(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_run(path, [interrupted(0, 0)])
