@@ -17,6 +17,7 @@ def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
     """A line for each load; fewer columns where it is `narrow`."""
     ttft, e2el = _latencies(over)
     columns = [
+        ("sent", "sent"),
         ("turns", "request_throughput"),
         ("tokens", "output_throughput"),
         ("TTFT", f"p50_{ttft}_ms"),
@@ -29,7 +30,9 @@ def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
     if narrow:
         columns = [column for column in columns if column[0] not in ("tokens", "TPOT")]
     since = "sending" if over is Over.CONCURRENCY else "schedule"
-    caption = [f"turns, tokens: per second. TTFT, TPOT, E2E: p50 in ms from {since}; p99: of what is before it."]
+    caption = [
+        f"sent: turns. turns, tokens: completed per second. TTFT, TPOT, E2E: p50 in ms from {since}; p99: of what is before it."
+    ]
     if any(point.goodput is not None for point in found.points):
         columns += [("within", "slo_attainment"), ("good", "goodput")]
         caption.append("within: the share of turns within the limits; good: those turns per second.")

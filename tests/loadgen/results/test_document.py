@@ -124,6 +124,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
         end=msgspec.structs.replace(END, server=SERVER, stopped_by="Ctrl-C"),
     )
     with RunWriter.resume(run.path, Resumed(at=6.0, started_at="x", versions={})) as writer:
+        writer.append(completed(sent=6.5))  # a session is played again whole
         writer.append(completed(turn=1, sent=7.0))
         writer.finish(msgspec.structs.replace(END, at=9.0, server=SERVER))
     found = document(RunFile.read(run.path))
