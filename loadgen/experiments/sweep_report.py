@@ -31,7 +31,8 @@ def sweep_table(found: Found, over: Over, narrow: bool = False) -> Table:
         columns = [column for column in columns if column[0] not in ("tokens", "TPOT")]
     since = "sending" if over is Over.CONCURRENCY else "schedule"
     caption = [
-        f"sent: turns. turns, tokens: completed per second. TTFT, TPOT, E2E: p50 in ms from {since}; p99: of what is before it."
+        "sent: turns. turns, tokens: completed per second. "
+        f"TTFT, TPOT, E2E: p50 in ms from {since}; p99: of what is before it."
     ]
     if any(point.goodput is not None for point in found.points):
         columns += [("within", "slo_attainment"), ("good", "goodput")]
