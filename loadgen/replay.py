@@ -13,9 +13,9 @@ from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
 from loadgen.perform import RunBroken, perform
-from loadgen.results.document import document
+from loadgen.results.document import measure, merged
 from loadgen.results.output import OutputError, check_writable, write_json
-from loadgen.results.report import print_report
+from loadgen.results.report import print_measured
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, ResultError, RunFile
 from loadgen.resumption import Past
 from loadgen.server import ServerError
@@ -126,11 +126,12 @@ def _report(runs: Sequence[RunFile], arguments: argparse.Namespace, problems: Se
 
     Raises the first of the problems, which ended it early.
     """
+    measured = [measure(run) for run in runs]
     try:
-        print_report(runs, stdout(), plots=not arguments.no_plots)
+        print_measured(measured, stdout(), plots=not arguments.no_plots)
     finally:
         if arguments.json is not None:
-            write_json("--json", arguments.json, document(runs))
+            write_json("--json", arguments.json, merged(measured))
     if problems:
         raise problems[0]
     last = runs[-1].end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,10 +151,10 @@ def _json_object(text: str) -> dict[str, object]:
     return value
 
 
-def _checked(text: str, check: object) -> str:
+def _checked(text: str, check: Callable[[str], object]) -> str:
     """The text itself, once `check` has read it."""
     try:
-        check(text)  # type: ignore[operator]
+        check(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

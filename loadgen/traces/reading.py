@@ -82,8 +82,8 @@ class Reader(ABC):
         self.header = Header(FORMAT, VERSION, recipe=recipe, block_size=self._block_size or UNSET)
 
     def begin(self, record: bytes) -> None:
-        """Take the head. Raises `ValueError` or `msgspec.MsgspecError` that names the field."""
-        raise NotImplementedError
+        """Take the head that the format has. Raises `ValueError` or `msgspec.MsgspecError` that names the field."""
+        raise AssertionError(f"{self.format} has no head")
 
     @abstractmethod
     def read(self, line: int, record: bytes) -> Session | None:
