@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cpu_decoder import load_decoder
+from engine.faults import Faults
 from engine.loading.cache import tell
 from engine.loading.config import ModelConfig
 from engine.loading.errors import ModelError
@@ -74,9 +75,10 @@ def build_core(config: EngineConfig) -> EngineCore:
         version=importlib.metadata.version("paged-top"),
         num_host_blocks=num_host_blocks,
         quantize=config.quantize,
+        restarts=config.restarts,
     )
     return EngineCore(
-        runner=runner,
+        runner=Faults(config.faults).wrap(runner),
         info=info,
         control=config.control,
         eos_token_ids=resolved.eos_token_ids,

@@ -8,12 +8,11 @@ import io
 import math
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
-from engine.config import DEFAULT_KV_MEMORY, DEFAULT_MODEL, EngineConfig
+from engine.config import DEFAULT_MODEL
 from engine.protocol import (
     MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
@@ -22,7 +21,6 @@ from engine.protocol import (
     Batching,
     Control,
     Preempt,
-    Quantize,
     ReservedFit,
     SchedulingPolicy,
 )
@@ -74,52 +72,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="paged-engine", description="A single-node LLM serving engine that shows what it does.")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", parser_class=_Parser)
-    serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible API")
-    serve.set_defaults(command="serve", run=_serve)
-    _add_model(serve)
-    add = Adder(serve)
-    add(
-        "--served-model-name",
-        nargs="+",
-        type=unicode_text,
-        metavar="NAME",
-        help="names clients use for it (default: --model)",
-    )
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
-    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
-    add(
-        "--quantize",
-        choices=get_args(Quantize),
-        default="none",
-        help="matrices in 8 bits, or in 4 as a GGUF file has them, on a CPU (default: %(default)s)",
-    )
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
-    add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
-    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
-    add(
-        "--max-model-len",
-        type=between(LEAST_MODEL_LEN),
-        metavar="N",
-        help="tokens per request, prompt and answer together",
-    )
-    add_control(add)
-    add(
-        "--swap-space",
-        type=size_or_none,
-        default=0,
-        metavar="SIZE",
-        help="host memory for the KV of preempted requests (default: 0, none)",
-    )
-    add("--seed", type=between(0), default=0, metavar="N", help="of tiny's random weights (default: 0)")
-    add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
-    prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
-    prepare.set_defaults(command="prepare", run=_prepare)
-    _add_model(prepare)
     # These build on this module's options.
+    from engine.serve_command import add_command as add_serve
     from engine.simulator.command import add_command as add_simulate
     from engine.sizing.command import add_command as add_plan
 
+    add_serve(commands)
+    prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
+    prepare.set_defaults(command="prepare", run=_prepare)
+    add_model(prepare)
     add_simulate(commands)
     add_plan(commands)
     return parser
@@ -277,7 +238,7 @@ def _switch(text: str) -> bool:
     return text.lower() in _TRUE
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     add = Adder(parser)
     add(
         "--model",
@@ -334,44 +295,6 @@ def chosen_control(arguments: argparse.Namespace) -> Control:
     )
 
 
-def _config(arguments: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
-        model=arguments.model,
-        dtype=arguments.dtype,
-        quantize=arguments.quantize,
-        device=arguments.device,
-        block_size=arguments.block_size,
-        kv_memory=arguments.kv_memory,
-        swap_space=arguments.swap_space,
-        max_model_len=arguments.max_model_len,
-        control=chosen_control(arguments),
-        check_invariants=arguments.check_invariants,
-        seed=arguments.seed,
-    )
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    names = tuple(arguments.served_model_name or (arguments.model,))
-    try:
-        listener = _bind(arguments.host, arguments.port)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
-        reason = getattr(error, "strerror", None) or error
-        return _unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
-    # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
-    from engine.core_client import CoreProcess
-
-    core = CoreProcess(_config(arguments))
-    try:
-        import asyncio
-
-        from engine.server.serve import serve
-
-        return asyncio.run(serve(_config(arguments), core, listener, names))
-    finally:
-        core.stop(timeout=1.0)
-        listener.close()
-
-
 def _prepare(arguments: argparse.Namespace) -> int:
     from engine.loading.errors import ModelError
     from engine.loading.prepare import prepare
@@ -379,26 +302,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
     try:
         prepare(arguments.model)
     except ModelError as error:
-        return _unusable(str(error))
+        return unusable(str(error))
     return 0
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)  # a second server on this port fails at once, not when this one is ready
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _unusable(message: str) -> int:
+def unusable(message: str) -> int:
     print(f"paged-engine: error: {message}", file=sys.stderr)
     return USAGE
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.protocol import Control, Quantize
@@ -24,3 +26,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     control: Control = Control()
     check_invariants: bool = False  # assert the pool's invariants after every step
     seed: int = 0  # of the random `tiny` model
+    check_every: int = 1000  # steps between two cheap checks of the books; 0: never
+    crash_dir: str | None = None  # where crash files go; None: the cache folder's `crashes`
+    step_timeout: float = 300.0  # seconds after which a step that does not end ends the process; 0: never
+    faults: tuple[str, ...] = ()  # to be made to happen, for tests: see `engine.faults`
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    restarts: int = 0  # how often an engine was started before this one, after deaths

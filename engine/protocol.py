@@ -26,7 +26,7 @@ RowKind = Literal["prefill", "decode", "fork", "held"]
 RequestStatus = Literal["waiting", "running", "held"]
 FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
 ReservedFit = Literal["first", "best"]
-SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill", "fair"]
 Preempt = Literal["recompute", "swap", "auto"]
 PreemptedBy = Literal["recompute", "swap"]
 Quantize = Literal["none", "int8", "q4"]
@@ -72,6 +72,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     started: float = 0.0  # on the engine's clock
     started_unix: float = 0.0  # the same moment as Unix time
     quantize: Quantize = "none"  # bits of the matrices, where they are fewer than dtype's
+    restarts: int = 0  # how often the engine was started again after a death, this time included
 
 
 class Durations(msgspec.Struct, frozen=True):
@@ -292,6 +293,7 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     cleared: int = 0  # blocks that the prefix cache was told to forget
     host_blocks: int = 0  # of the swap space, in use
     parts: Parts | None = None  # None: not measured (a GPU), or nothing was computed
+    fault: str = ""  # what went wrong in this step, for a person; whoever it cost their answer has left as `error`
 
 
 class RequestState(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ class SchedulingParams(msgspec.Struct, frozen=True):
     timeout: float | None = None
     cache_salt: str | None = None
     prefix_cache: bool = True
+    client: str = ""  # whose it is: the policy `fair` gives each client its turn
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

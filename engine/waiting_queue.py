@@ -29,6 +29,7 @@ QUEUE_KEYS: dict[SchedulingPolicy, Callable[[Request], Key]] = {
     "fcfs": arrival_key,
     "priority": priority_key,
     "shortest_prefill": shortest_key,
+    "fair": arrival_key,
 }
 
 

@@ -13,7 +13,8 @@ from engine.server.chat_messages import chat_messages
 from engine.server.generation import Answer, Generation, Piece, SampledToken
 from engine.server.logprobs import finite, prompt_logprobs
 from engine.server.parsing import parse
-from engine.server.service import Service, new_id
+from engine.server.request_ids import answer_id
+from engine.server.service import Service
 from engine.tokenizer import Tokenizer
 
 
@@ -24,7 +25,7 @@ class ChatRoutes:
     async def create(self, request: web.Request) -> web.StreamResponse:
         service = self._service
         client, loaded = service.ready()
-        body = parse(await request.read(), ChatBody)
+        body = parse(await service.bodies.read(request), ChatBody)
         model = service.check_model(body.model)
         body.check()
         prompt = await service.encode_chat(
@@ -35,7 +36,7 @@ class ChatRoutes:
         )
         param, wanted = body.wanted_tokens
         max_tokens = service.max_tokens([prompt], "messages", param, wanted, default=None)
-        generation = start(client, loaded, body, new_id("chatcmpl"), [prompt], max_tokens)
+        generation = start(client, loaded, body, answer_id("chatcmpl", request), [prompt], max_tokens)
         head = {"id": generation.id, "created": int(time.time()), "model": model}
         form = ChatForm(loaded.tokenizer, with_logprobs=body.logprobs is True)
         if body.stream:

@@ -14,7 +14,8 @@ from engine.server.bodies import CompletionBody
 from engine.server.generation import Answer, Generation, Piece, Prompt, SampledToken
 from engine.server.logprobs import finite, label, prompt_logprobs
 from engine.server.parsing import parse
-from engine.server.service import Service, new_id
+from engine.server.request_ids import answer_id
+from engine.server.service import Service
 from engine.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -27,7 +28,7 @@ class CompletionRoutes:
     async def create(self, request: web.Request) -> web.StreamResponse:
         service = self._service
         client, loaded = service.ready()
-        body = parse(await request.read(), CompletionBody)
+        body = parse(await service.bodies.read(request), CompletionBody)
         model = service.check_model(body.model)
         body.check()
         texts = body.prompts()
@@ -38,7 +39,7 @@ class CompletionRoutes:
         max_tokens = service.max_tokens(
             prompts, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, echo=bool(body.echo)
         )
-        generation = start(client, loaded, body, new_id("cmpl"), prompts, max_tokens)
+        generation = start(client, loaded, body, answer_id("cmpl", request), prompts, max_tokens)
         head = {"id": generation.id, "object": "text_completion", "created": int(time.time()), "model": model}
         echo = None
         if body.echo:

@@ -78,7 +78,7 @@ class EngineRoutes:
 
     async def change_control(self, request: web.Request) -> web.Response:
         client, _ = self._service.ready()
-        change = parse(await request.read(), ControlChange)
+        change = parse(await self._service.bodies.read(request), ControlChange)
         wanted = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not msgspec.UNSET}
         try:
             in_force = await client.patch_control(lambda control: msgspec.structs.replace(control, **wanted))

@@ -35,7 +35,7 @@ class LoadRoutes:
         load = request.match_info["id"]
         if _ID.fullmatch(load) is None:
             raise ApiError(f"id: must be 1 to 64 of A-Z a-z 0-9 . _ -, got {load[:100]!r}", param="id")
-        run = parse(await _body(request), LoadRun)
+        run = parse(await self._service.bodies.read(request, MAX_BYTES), LoadRun)
         try:
             self._board.put(load, run)
         except BoardFull:
@@ -50,13 +50,3 @@ class LoadRoutes:
         if not self._board.drop(load):
             raise ApiError(f"id: no load {load[:100]!r}", status=404, param="id", code="load_not_found")
         return web.Response(status=204)
-
-
-async def _body(request: web.Request) -> bytes:
-    """Raises ApiError (413), without reading on, if it is too long."""
-    body = bytearray()
-    async for part in request.content.iter_any():
-        body += part
-        if len(body) > MAX_BYTES:
-            raise ApiError(f"the body is too large; at most {MAX_BYTES // 1024} KiB are taken here", status=413)
-    return bytes(body)

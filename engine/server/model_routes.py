@@ -45,7 +45,7 @@ class ModelRoutes:
     async def tokenize(self, request: web.Request) -> web.Response:
         service = self._service
         _, loaded = service.ready()
-        body = parse(await request.read(), TokenizeBody)
+        body = parse(await self._service.bodies.read(request), TokenizeBody)
         service.check_model(body.model)
         if body.messages is not None and body.prompt is None:
             tokens = await service.encode_chat(
@@ -72,7 +72,7 @@ class ModelRoutes:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         _, loaded = self._service.ready()
-        body = parse(await request.read(), DetokenizeBody)
+        body = parse(await self._service.bodies.read(request), DetokenizeBody)
         self._service.check_model(body.model)
         for token_id in body.tokens:
             check_token_id(token_id, "tokens", loaded.vocab_size)

@@ -15,7 +15,9 @@ from aiohttp import web
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
 from engine.server.app import make_app
+from engine.server.connections import listen
 from engine.server.service import Loaded, Service
+from engine.server.settings import ServeSettings
 from engine.tokenizer import Tokenizer, TokenizerError
 
 CRASHED = 1
@@ -28,7 +30,7 @@ def say(message: str) -> None:
     print(f"paged-engine: {message}", file=sys.stderr, flush=True)
 
 
-async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, names: tuple[str, ...]) -> int:
+async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, settings: ServeSettings) -> int:
     """Serve until a signal or the core's death; returns the exit code."""
     # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
@@ -36,14 +38,14 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    service = Service(names)
+    service = Service(settings)
     client = CoreClient(core, service.on_step)
     service.client = client
     runner = web.AppRunner(
         make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
     )
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    await listen(runner, listener, settings.limits)
     running = asyncio.create_task(client.run(service.on_ready))
     loading = asyncio.create_task(load(config, service, client))
     stopping = asyncio.create_task(stop.wait())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,10 +11,13 @@ from typing import Any, NamedTuple
 from engine.core_client import CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
+from engine.server.admission import Admission
 from engine.server.bodies import check_token_id
 from engine.server.errors import ApiError
 from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
+from engine.server.reading import Bodies
+from engine.server.settings import ServeSettings
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
 LONG_TEXT = 20_000  # characters: tokenizing more than this would hold up the event loop
@@ -33,8 +35,11 @@ class Loaded(NamedTuple):
 class Service:
     """One engine behind HTTP. Until `loaded` is set, and after the core's death, every use raises a 503."""
 
-    def __init__(self, served_names: Sequence[str], hub: StepHub | None = None) -> None:
-        self.served_names = tuple(served_names)
+    def __init__(self, settings: ServeSettings, hub: StepHub | None = None) -> None:
+        self.settings = settings
+        self.served_names = settings.names
+        self.bodies = Bodies(settings.limits)
+        self.admission = Admission(settings.limits)
         self.hub = StepHub() if hub is None else hub
         self.created = int(time.time())
         self.loaded: Loaded | None = None
@@ -202,8 +207,3 @@ class Service:
     async def _resume_metrics(self, metrics: Metrics) -> None:
         with suppress(ApiError, EngineDiedError):  # then there is nothing left to measure
             metrics.resume(decode_snapshot(await self.snapshot()))
-
-
-def new_id(kind: str) -> str:
-    """An id as OpenAI's begin (`chatcmpl-`, `cmpl-`); short, for every step record names it."""
-    return f"{kind}-{secrets.token_hex(8)}"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import _config, make_parser, size
+from engine.cli import make_parser, size
 from engine.protocol import Control
+from engine.serve_command import configuration
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -150,15 +151,15 @@ def test_settings_from_the_environment_give_way_to_flags(monkeypatch: pytest.Mon
 
 
 def test_settings_of_scheduling_reach_the_control() -> None:
-    plain = _config(make_parser().parse_args(["serve"]))
+    plain = configuration(make_parser().parse_args(["serve"]))
     assert (plain.control, plain.swap_space) == (Control(), 0)
     flags = "--reserved-fit best --scheduling-policy priority --max-prefill-chunk 64 --max-wait 2.5 --preempt swap"
-    config = _config(make_parser().parse_args(["serve", *flags.split(), "--swap-space", "1GiB"]))
+    config = configuration(make_parser().parse_args(["serve", *flags.split(), "--swap-space", "1GiB"]))
     assert config.swap_space == 1 << 30
     assert config.control == Control(
         reserved_fit="best", scheduling_policy="priority", max_prefill_chunk=64, max_wait=2.5, preempt="swap"
     )
-    assert _config(make_parser().parse_args(["serve", "--swap-space", "0"])).swap_space == 0
+    assert configuration(make_parser().parse_args(["serve", "--swap-space", "0"])).swap_space == 0
 
 
 def test_help_imports_neither_torch_nor_aiohttp() -> None:

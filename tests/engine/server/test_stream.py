@@ -23,6 +23,7 @@ from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
 from engine.server.serve import load
 from engine.server.service import Service
+from engine.server.settings import ServeSettings
 from tests.engine.mirror import mirror_core
 from tui.fold import EngineFold
 
@@ -222,7 +223,7 @@ def test_a_prompt_that_eight_share_is_counted_once_though_each_ends_at_once(http
 async def small_server(hub: StepHub) -> AsyncIterator[tuple[str, Service, CoreClient]]:
     """The real server in this process, with a ring of its own and small socket buffers."""
     config = EngineConfig(model="tiny", dtype="float32", kv_memory=4 << 20)
-    service = Service(("tiny",), hub)
+    service = Service(ServeSettings(("tiny",)), hub)
     core = CoreProcess(config)
     client = service.client = CoreClient(core, service.on_step)
     running = asyncio.create_task(client.run(service.on_ready))

@@ -1,0 +1,262 @@
+"""`paged-engine serve`: its options, and from them the engine's configuration and the server's settings."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from typing import Any, get_args
+
+from engine.cli import (
+    LEAST_MODEL_LEN,
+    Adder,
+    add_control,
+    add_model,
+    between,
+    chosen_control,
+    number,
+    size,
+    size_or_none,
+    unicode_text,
+    unusable,
+)
+from engine.config import DEFAULT_KV_MEMORY, EngineConfig
+from engine.keys import read_keys
+from engine.protocol import Quantize
+from engine.server.settings import Access, Limits, LogFormat, Logging, LogLevel, Recovery, ServeSettings
+
+MOST_SECONDS = 7 * 86_400.0
+
+
+def add_command(commands: Any) -> None:
+    serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible API")
+    serve.set_defaults(command="serve", run=_serve)
+    add_model(serve)
+    _add_engine(Adder(serve))
+    _add_limits(Adder(serve, serve.add_argument_group("limits: what is refused, and what is ended")))
+    _add_access(Adder(serve, serve.add_argument_group("access: see docs/security.md")))
+    _add_recovery(Adder(serve, serve.add_argument_group("faults, logs and ending")))
+
+
+def _add_engine(add: Adder) -> None:
+    add(
+        "--served-model-name",
+        nargs="+",
+        type=unicode_text,
+        metavar="NAME",
+        help="names clients use for it (default: --model)",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
+    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
+    add(
+        "--quantize",
+        choices=get_args(Quantize),
+        default="none",
+        help="matrices in 8 bits, or in 4 as a GGUF file has them, on a CPU (default: %(default)s)",
+    )
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    add("--block-size", type=between(1, 1024), default=16, metavar="N", help="slots per KV block (default: 16)")
+    add("--kv-memory", type=size, default=DEFAULT_KV_MEMORY, metavar="SIZE", help="for KV blocks (default: 512MiB)")
+    add(
+        "--max-model-len",
+        type=between(LEAST_MODEL_LEN),
+        metavar="N",
+        help="tokens per request, prompt and answer together",
+    )
+    add_control(add)
+    add(
+        "--swap-space",
+        type=size_or_none,
+        default=0,
+        metavar="SIZE",
+        help="host memory for the KV of preempted requests (default: 0, none)",
+    )
+    add("--seed", type=between(0), default=0, metavar="N", help="of tiny's random weights (default: 0)")
+
+
+def _add_limits(add: Adder) -> None:
+    limits = Limits()
+
+    def count(option: str, least: int, default: int, what: str) -> None:
+        add(option, type=between(least), default=default, metavar="N", help=f"{what} (default: {default})")
+
+    def seconds(option: str, default: float, what: str) -> None:
+        reader = number(0, MOST_SECONDS, "a number of seconds")
+        add(option, type=reader, default=default, metavar="SECONDS", help=f"{what}; 0: no limit (default: {default:g})")
+
+    add("--max-body", type=size, default=limits.max_body, metavar="SIZE", help="of one request (default: 32MiB)")
+    add(
+        "--max-body-memory",
+        type=size,
+        default=limits.max_body_memory,
+        metavar="SIZE",
+        help="of all bodies that are being read or worked on (default: 256MiB)",
+    )
+    add("--max-prompt-tokens", type=between(1), metavar="N", help="of one prompt (default: what the model takes)")
+    count("--max-n", 1, limits.max_n, "choices of one prompt: n, best_of, beam_width")
+    count("--max-stop-strings", 0, limits.max_stop_strings, "of one request")
+    count("--max-logprobs", 0, limits.max_logprobs, "alternatives told beside a token")
+    count("--max-queue", 1, limits.max_queue, "requests that have no token yet; more are answered 429")
+    count("--max-queue-per-client", 1, limits.max_queue_per_client, "the same of one key, or one address")
+    count("--max-connections", 1, limits.max_connections, "at a time; idle ones make room first")
+    count("--max-step-readers", 1, limits.max_step_readers, "of /engine/steps at a time")
+    seconds("--header-timeout", limits.header_timeout, "for the headers of a request")
+    seconds("--body-timeout", limits.body_timeout, "for its body")
+    seconds("--keep-alive-timeout", limits.keep_alive_timeout, "for a connection without a request")
+    seconds("--write-timeout", limits.write_timeout, "for a client that reads nothing of its answer")
+    seconds("--request-timeout", limits.request_timeout, "for a request, from its arrival to its end")
+
+
+def _add_access(add: Adder) -> None:
+    for who, what in (("api", "/v1 and the other routes of clients"), ("admin", "/engine/* too")):
+        add(
+            f"--{who}-key",
+            nargs="+",
+            type=unicode_text,
+            metavar="KEY",
+            help=f"that clients must show for {what}; others on this machine can read it here: a file is better",
+        )
+        add(f"--{who}-key-file", metavar="FILE", help="of such keys, one a line")
+    add(
+        "--allowed-host",
+        nargs="+",
+        type=unicode_text,
+        metavar="NAME",
+        help="names of this server that browsers may use besides localhost, while it listens on loopback",
+    )
+    add(
+        "--allowed-origin",
+        nargs="+",
+        type=unicode_text,
+        metavar="ORIGIN",
+        help="web pages that may ask, as https://chat.example",
+    )
+    add("--insecure", action="store_true", help="listen beyond loopback though a key is missing")
+    add("--no-text", action="store_true", help="tell nobody the text of requests and blocks")
+
+
+def _add_recovery(add: Adder) -> None:
+    recovery, logging, config = Recovery(), Logging(), EngineConfig()
+    add(
+        "--drain-timeout",
+        type=number(0, MOST_SECONDS, "a number of seconds"),
+        default=recovery.drain_timeout,
+        metavar="SECONDS",
+        help=f"that requests have to end when asked to stop (default: {recovery.drain_timeout:g})",
+    )
+    add(
+        "--max-restarts",
+        type=between(0),
+        default=recovery.max_restarts,
+        metavar="N",
+        help="of an engine that died, in a row without serving; 0: end with it (default: %(default)s)",
+    )
+    add(
+        "--step-timeout",
+        type=number(0, MOST_SECONDS, "a number of seconds"),
+        default=config.step_timeout,
+        metavar="SECONDS",
+        help=f"after which a step that hangs ends the engine; 0: never (default: {config.step_timeout:g})",
+    )
+    add("--check-invariants", action="store_true", help="check the block pool after every step (slow)")
+    add(
+        "--check-every",
+        type=between(0),
+        default=config.check_every,
+        metavar="N",
+        help="steps between two quick checks of it; 0: never (default: %(default)s)",
+    )
+    add("--crash-dir", metavar="FOLDER", help="for the last records before a fault (default: in the cache folder)")
+    add("--log-format", choices=get_args(LogFormat), default=logging.format, help="default: %(default)s")
+    add("--log-level", choices=get_args(LogLevel), default=logging.level, help="default: %(default)s")
+    add("--log-requests", action="store_true", help="a line for each request that ended")
+    add(
+        "--fault",
+        nargs="+",
+        metavar="FAULT",
+        help="for tests: make one happen, as step-error@100 or kill%%500 (docs/security.md has the list)",
+    )
+
+
+def configuration(arguments: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=arguments.model,
+        dtype=arguments.dtype,
+        quantize=arguments.quantize,
+        device=arguments.device,
+        block_size=arguments.block_size,
+        kv_memory=arguments.kv_memory,
+        swap_space=arguments.swap_space,
+        max_model_len=arguments.max_model_len,
+        control=chosen_control(arguments),
+        check_invariants=arguments.check_invariants,
+        seed=arguments.seed,
+        check_every=arguments.check_every,
+        crash_dir=arguments.crash_dir,
+        step_timeout=arguments.step_timeout,
+        faults=tuple(arguments.fault or ()),
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
+    )
+
+
+def settings(arguments: argparse.Namespace) -> ServeSettings:
+    """Raises ArgumentTypeError for key files that cannot be read."""
+    limits = Limits(
+        **{name: getattr(arguments, name) for name in Limits.__struct_fields__},
+    )
+    access = Access(
+        api_keys=read_keys(arguments.api_key, arguments.api_key_file, "--api-key"),
+        admin_keys=read_keys(arguments.admin_key, arguments.admin_key_file, "--admin-key"),
+        allowed_hosts=tuple(arguments.allowed_host or ()),
+        allowed_origins=tuple(arguments.allowed_origin or ()),
+        insecure=arguments.insecure,
+        show_text=not arguments.no_text,
+    )
+    return ServeSettings(
+        names=tuple(arguments.served_model_name or (arguments.model,)),
+        limits=limits,
+        access=access,
+        recovery=Recovery(arguments.max_restarts, arguments.drain_timeout),
+        logging=Logging(arguments.log_format, arguments.log_level, arguments.log_requests),
+    )
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        chosen = settings(arguments)
+    except argparse.ArgumentTypeError as error:
+        return unusable(str(error))
+    try:
+        listener = _bind(arguments.host, arguments.port)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
+        reason = getattr(error, "strerror", None) or error
+        return unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
+    # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
+    from engine.core_client import CoreProcess
+
+    core = CoreProcess(configuration(arguments))
+    try:
+        import asyncio
+
+        from engine.server.serve import serve
+
+        return asyncio.run(serve(configuration(arguments), core, listener, chosen))
+    finally:
+        core.stop(timeout=1.0)
+        listener.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)  # a second server on this port fails at once, not when this one is ready
+    except OSError:
+        listener.close()
+        raise
+    return listener
