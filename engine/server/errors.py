@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from aiohttp import web
 
 
 class ApiError(Exception):
-    """A request that cannot be answered; `param` names the field that is to blame."""
+    """A request that cannot be answered; `param` names the field that is to blame, `headers` go with the response."""
 
-    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.param = param
         self.code = code
+        self.headers = headers
 
     def body(self) -> bytes:
         """`{"error": {message, type, param, code}}` as JSON."""
@@ -31,7 +42,7 @@ class ApiError(Exception):
         )
 
     def response(self) -> web.Response:
-        return web.Response(status=self.status, body=self.body(), content_type="application/json")
+        return web.Response(status=self.status, body=self.body(), headers=self.headers, content_type="application/json")
 
 
 def not_supported(param: str, why: str) -> ApiError:
