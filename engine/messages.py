@@ -126,6 +126,7 @@ class Output(msgspec.Struct, frozen=True, tag=True, gc=False):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     error: str | None = None
     refused: bool = False  # it never entered the queue: the request is to blame, not the engine
+    unavailable: bool = False  # the engine's process died: another one will serve in a moment
     prompt_start: int = 0  # the place in the prompt of the first of `prompt_logprobs`
     prompt_logprobs: tuple[ScoredToken, ...] = ()
     beams: tuple[BeamOutput, ...] = ()  # with the end of a beam search, best first
