@@ -15,6 +15,7 @@ from engine.server.completions import CompletionRoutes
 from engine.server.engine_routes import ControlChange, EngineRoutes
 from engine.server.load_routes import LoadRoutes
 from engine.server.model_routes import ModelRoutes
+from engine.server.openapi import OpenAPIRoutes
 from engine.server.service import Service
 from engine.server.text_routes import TextRoutes
 
@@ -37,7 +38,8 @@ class Route(NamedTuple):
 def routes(service: Service) -> tuple[Route, ...]:
     chat, completions, load = ChatRoutes(service), CompletionRoutes(service), LoadRoutes(service)
     engine, text, model = EngineRoutes(service), TextRoutes(service), ModelRoutes(service)
-    return (
+    described = OpenAPIRoutes(lambda: table, service.settings.access)
+    table = (
         Route("POST", "/v1/chat/completions", "client", chat.create, "Answer a chat", ChatBody),
         Route("POST", "/v1/completions", "client", completions.create, "Go on from a prompt", CompletionBody),
         Route("GET", "/v1/models", "client", model.models, "The model, under each of its names"),
@@ -47,6 +49,7 @@ def routes(service: Service) -> tuple[Route, ...]:
         Route("GET", "/metrics", "client", model.metrics, "Prometheus metrics"),
         Route("GET", "/health", "anyone", model.health, "Whether it can serve; 503 with the reason if not"),
         Route("GET", "/version", "anyone", model.version, "Of paged-top"),
+        Route("GET", "/openapi.json", "anyone", described.document, "This document"),
         Route("GET", "/engine/snapshot", "admin", engine.snapshot, "The engine's whole state"),
         Route("GET", "/engine/steps", "admin", engine.steps, "Its step records, as server-sent events"),
         Route("GET", "/engine/control", "admin", engine.control, "The settings in force"),
@@ -60,3 +63,4 @@ def routes(service: Service) -> tuple[Route, ...]:
         Route("PUT", "/engine/loads/{id}", "admin", load.put, "Tell of one's run", LoadRun),
         Route("DELETE", "/engine/loads/{id}", "admin", load.drop, "Its run is over"),
     )
+    return table
