@@ -6,6 +6,7 @@ import argparse
 import socket
 from typing import Any, get_args
 
+from engine import log
 from engine.cli import (
     LEAST_MODEL_LEN,
     Adder,
@@ -227,6 +228,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         chosen = settings(arguments)
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
+    log.configure(chosen.logging.format, chosen.logging.level, "api")
     try:
         listener = _bind(arguments.host, arguments.port)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
