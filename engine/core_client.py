@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -44,6 +45,8 @@ from engine.messages import (
 from engine.protocol import Control, EngineInfo, FinishReason
 
 Sink = Callable[[Output], None]
+IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
+_log = logging.getLogger(__name__)
 _decode_request_tokens = msgspec.json.Decoder(RequestTokens).decode
 _decode_block_tokens = msgspec.json.Decoder(BlockTokens).decode
 
@@ -136,6 +139,7 @@ class CoreClient:
         self._next_call = 0
         self._writer: asyncio.StreamWriter | None = None
         self._fatal: Fatal | None = None
+        self._draining = False
         self._patching = asyncio.Lock()
         self._progress = asyncio.Event()  # it has got on with starting, or has died
         self._located: Located | None = None
@@ -147,30 +151,58 @@ class CoreClient:
     def ready(self) -> bool:
         return self.info is not None and self.death is None
 
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended; a beam search counts once."""
+        return len(self._live)
+
+    def lives(self, name: str) -> bool:
+        """Whether a live request, or a live answer, is called so."""
+        return any(name in (request, live.answer) for request, live in self._live.items())
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._draining = True
+
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
-        """Read frames until the socket ends; then fail whatever still waits."""
+        """Read frames until the socket ends; then fail whatever still waits. The process is gone when this returns."""
         self._core.socket.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=self._core.socket, limit=1 << 20)
-        splitter = FrameSplitter()
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 18):
-                for body in splitter.feed(data):
-                    message = decode_from_core(body)
-                    if isinstance(message, Ready):
-                        self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
-                        on_ready(message)
-                        self._tell_progress()
-                    else:
-                        self._dispatch(message)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
+            await self._read(reader, on_ready)
+        except OSError:
+            pass
+        except Exception as error:  # what comes makes no sense, or whoever is told of it fails: trust neither
+            _log.exception("what the engine's process tells cannot be taken")
+            self._fatal = Fatal(f"what the engine told could not be taken: {error}", unusable=False)
+            self._core.process.kill()
+        try:
             await asyncio.to_thread(self._core.process.wait, 2.0)
+        except subprocess.TimeoutExpired:
+            self._core.process.kill()
+            await asyncio.to_thread(self._core.process.wait)
         self._fail()
+
+    async def _read(self, reader: asyncio.StreamReader, on_ready: Callable[[Ready], None]) -> None:
+        splitter = FrameSplitter()
+        while data := await reader.read(1 << 18):
+            for body in splitter.feed(data):
+                message = decode_from_core(body)
+                if isinstance(message, Ready):
+                    self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
+                    on_ready(message)
+                    self._tell_progress()
+                else:
+                    self._dispatch(message)
 
     def add(self, message: Add, sink: Sink, answer: str) -> None:
         """Start a request and its siblings; `sink` gets the outputs of each, the last of them with `finished` set.
 
         Of a beam search only the request itself reports. `answer` is the id that cancels all requests of one answer.
+        Raises EngineDiedError if there is no engine, or none that takes more.
         """
+        if self._draining:
+            raise EngineDiedError("the server is shutting down")
         is_search = message.sampling.beam is not None
         reporting = (message.request, *(() if is_search else message.siblings))
         for request in reporting:
@@ -223,6 +255,11 @@ class CoreClient:
         while self.info is None and self.death is None:
             await self._progress.wait()
         return self.info
+
+    async def until_idle(self) -> None:
+        """Wait until no request lives."""
+        while self._live:
+            await asyncio.sleep(IDLE_SECONDS)
 
     def _tell_progress(self) -> None:
         self._progress.set()
@@ -343,7 +380,7 @@ class CoreClient:
             self.death = EngineDiedError(self._core.ending())
         ended, self._live, self._tied = self._live, {}, {}
         for request, live in ended.items():
-            live.sink(Output(request, finished="error", error=str(self.death)))
+            live.sink(Output(request, finished="error", error=str(self.death), unavailable=True))
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(self.death)

@@ -27,10 +27,12 @@ from engine.protocol import (
     EngineInfo,
     FinishReason,
     Parts,
+    PoolTotals,
     PreemptedBy,
     Record,
     RequestState,
     Snapshot,
+    WasteLedger,
 )
 
 TTFT_BUCKETS = (
@@ -62,11 +64,12 @@ class RequestTimes(msgspec.Struct):
 
 
 class Total:
-    """A counter that knows its value, so that it can catch up with a total told by the engine."""
+    """A counter that knows its value, so that it can catch up with a total told by the engine, which counts from 0
+    when it is started again."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._value = 0.0
+        self._value = 0.0  # of the engine that lives
 
     def add(self, count: float) -> None:
         self._value += count
@@ -74,6 +77,9 @@ class Total:
 
     def raise_to(self, total: float) -> None:
         self.add(total - self._value)
+
+    def begin_again(self) -> None:
+        self._value = 0.0
 
 
 class Metrics:
@@ -88,6 +94,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._totals: list[Total] = []
         self._num_blocks = info.num_blocks
         self._live: dict[str, RequestTimes] = {}
         self._running: set[str] = set()
@@ -172,6 +179,8 @@ class Metrics:
             "part",
             Parts.__struct_fields__,
         )
+        self._up = self._gauge("paged:engine_up", "1 while an engine serves, 0 while another one is started")
+        self._restarts = self._counter("paged:engine_restarts", "Engines started after one had died")
         self._lost_records = self._counter("paged:lost_records", "Step records these metrics never got")
         self._blocks = self._gauges("paged:blocks", "Blocks by state", "state")
         self._waste = self._gauges("paged:slots", "Slots held by requests, and waste", "kind")
@@ -248,6 +257,33 @@ class Metrics:
         self._held = {r.request for r in snapshot.requests if r.status == "held"}
         self._live = {state.request: self._known(state) for state in snapshot.requests if state.status != "held"}
         self._take_state(snapshot)
+
+    def begin_again(self) -> None:
+        """Another engine serves: counters go on, and what lived in the last one has ended with it."""
+        self._end_life()
+        for total in self._totals:
+            total.begin_again()
+        self._seq, self.lost = 0, False
+        self._restarts.add(1)
+
+    def set_up(self, up: bool) -> None:
+        """Whether an engine serves now. Without one nothing runs and nothing waits."""
+        self._up.set(up)
+        if not up:
+            self._end_life()
+
+    def _end_life(self) -> None:
+        self._ended["error"].add(len(self._live))
+        lived: dict[str, RequestTimes] | set[str]
+        for lived in (self._live, self._running, self._held):
+            lived.clear()
+        for gauge in (
+            *(self._running_gauge, self._held_gauge, self._waiting_gauge, self._kv_usage),
+            *(self._logical, self._physical, self._saved_bytes, self._host_used),
+            *(self._blocks.labels(state=name, **self._labels) for name in PoolTotals.__struct_fields__),
+            *(self._waste.labels(kind=name, **self._labels) for name in WasteLedger.__struct_fields__),
+        ):
+            gauge.set(0)
 
     def _known(self, state: RequestState) -> RequestTimes:
         """What a snapshot and the records before the loss tell of one request."""
@@ -366,11 +402,15 @@ class Metrics:
         return Gauge(name, text, (*self._labels, label), registry=self._registry)
 
     def _counter(self, name: str, text: str) -> Total:
-        return Total(Counter(name, text, tuple(self._labels), registry=self._registry).labels(**self._labels))
+        return self._total(Counter(name, text, tuple(self._labels), registry=self._registry).labels(**self._labels))
 
     def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Total]:
         counter = Counter(name, text, (*self._labels, label), registry=self._registry)
-        return {value: Total(counter.labels(**{label: value}, **self._labels)) for value in values}
+        return {value: self._total(counter.labels(**{label: value}, **self._labels)) for value in values}
+
+    def _total(self, counter: Counter) -> Total:
+        self._totals.append(Total(counter))
+        return self._totals[-1]
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, tuple(self._labels), buckets=buckets, registry=self._registry).labels(

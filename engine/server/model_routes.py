@@ -19,10 +19,16 @@ class ModelRoutes:
         self._service = service
 
     async def health(self, request: web.Request) -> web.Response:
-        reason = self._service.unready_reason
-        if reason is not None:
-            return web.json_response({"status": "unavailable", "reason": reason}, status=503)
-        return web.json_response({"status": "ok"})
+        """Whether requests can be answered, how often the engine was started again, and what it last died of."""
+        reason, death = self._service.unready_reason, self._service.last_death
+        told: dict[str, object] = {"restarts": self._service.restarts}
+        if death is not None:
+            told["last_failure"] = {"reason": death.reason, "unix": round(death.unix, 3)}
+        if reason is None:
+            return web.json_response({"status": "ok", **told})
+        return web.json_response(
+            {"status": "unavailable", "reason": reason, **told}, status=503, headers={"Retry-After": "1"}
+        )
 
     async def version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": version("paged-top")})
@@ -37,9 +43,12 @@ class ModelRoutes:
         return json_response(self._card(self._service.check_model(request.match_info["name"])))
 
     async def metrics(self, request: web.Request) -> web.Response:
-        self._service.ready()
+        """Also while the engine is started again: its gauges are 0 then, `paged:engine_up` among them."""
         metrics = self._service.metrics
-        assert metrics is not None, "a ready engine has metrics"
+        if metrics is None:
+            self._service.ready()
+            raise AssertionError("a ready engine has metrics")
+        metrics.set_up(self._service.client is not None and self._service.client.ready)
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def tokenize(self, request: web.Request) -> web.Response:

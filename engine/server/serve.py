@@ -1,10 +1,11 @@
-"""Serving from start to end: bind the port, load beside it, answer, and stop cleanly."""
+"""Serving from start to end: load beside an open port, answer, keep an engine alive, drain and stop cleanly."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,11 +19,13 @@ from engine.server.app import make_app
 from engine.server.connections import listen
 from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
+from engine.supervisor import GaveUp, Supervisor
 from engine.tokenizer import Tokenizer, TokenizerError
 
 CRASHED = 1
 UNUSABLE = 2
-DRAIN_SECONDS = 2.0
+FLUSH_SECONDS = 2.0  # that answers which have ended have to be written out
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def say(message: str) -> None:
@@ -31,67 +34,144 @@ def say(message: str) -> None:
 
 
 async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, settings: ServeSettings) -> int:
-    """Serve until a signal or the core's death; returns the exit code."""
+    """Serve until a signal, or until the engine cannot be kept alive; returns the exit code.
+
+    A signal lets live requests end within `drain_timeout`; a second one ends them, a third one this process.
+    """
     # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    asked = _Asked()
     service = Service(settings)
-    client = CoreClient(core, service.on_step)
-    service.client = client
+    server = _Server(config, service, listener)
+    supervisor = service.supervisor = Supervisor(config, settings.recovery, core, server.live)
     runner = web.AppRunner(
-        make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=DRAIN_SECONDS
+        make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=FLUSH_SECONDS
     )
     await runner.setup()
     await listen(runner, listener, settings.limits)
-    running = asyncio.create_task(client.run(service.on_ready))
-    loading = asyncio.create_task(load(config, service, client))
-    stopping = asyncio.create_task(stop.wait())
-    status = 0
+    supervising = asyncio.create_task(supervisor.run())
+    asking = asyncio.create_task(asked.times(1))
     try:
-        await asyncio.wait({loading, stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-        problem = loading.result() if loading.done() else None
-        if problem is not None:
-            say(problem)
-            status = UNUSABLE
-        elif service.loaded is not None and not stop.is_set():
-            with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
-                print(_ready_line(service, listener), flush=True)
-            await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-        if client.death is not None:
-            say(str(client.death))
-            status = UNUSABLE if client.death.unusable else CRASHED
+        await asyncio.wait({supervising, asking}, return_when=asyncio.FIRST_COMPLETED)
+        if supervising.done():
+            return _given_up(supervising)
+        await _drain(service, asked, settings.recovery.drain_timeout)
+        return 0
     finally:
+        asking.cancel()
         service.stopping = True
-        loading.cancel()
-        stopping.cancel()
-        client.end_streams()
+        if service.client is not None:
+            service.client.end_streams()
         service.hub.close()
         await runner.cleanup()
-        await client.shutdown()
-        await running
-        with contextlib.suppress(asyncio.CancelledError):
-            await loading
-    return status
+        supervisor.end()
+        if service.client is not None:
+            await service.client.shutdown()
+        supervising.cancel()  # it may wait to start another one
+        with contextlib.suppress(asyncio.CancelledError, GaveUp):
+            await supervising
 
 
-async def load(config: EngineConfig, service: Service, client: CoreClient) -> str | None:
-    """Load the tokenizer while the core loads the weights; returns what is wrong with it."""
+class _Asked:
+    """How often a signal has asked this process to end. The third time it does, as it stands."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._more = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._once_more, number)
+
+    def _once_more(self, number: int) -> None:
+        self._count += 1
+        if self._count > 2:
+            os._exit(128 + number)
+        self._more.set()
+
+    async def times(self, count: int) -> None:
+        while self._count < count:
+            self._more.clear()
+            await self._more.wait()
+
+
+async def _drain(service: Service, asked: _Asked, seconds: float) -> None:
+    """Take no more requests, and wait until those that live have ended; not longer than `seconds`, or a signal."""
+    service.stopping = True
+    client = service.client
+    if client is None or not client.ready:
+        return
+    client.drain()
+    if client.num_live and seconds:
+        requests = "1 request has" if client.num_live == 1 else f"{client.num_live:,} requests have"
+        say(f"stopping: {requests} {seconds:g} s to end; another signal ends them at once")
+    again = asyncio.create_task(asked.times(2))
+    ending = asyncio.create_task(client.until_idle())
+    await asyncio.wait({again, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    ending.cancel()
+
+
+def _given_up(supervising: asyncio.Task[None]) -> int:
+    try:
+        supervising.result()
+    except GaveUp as error:
+        say(str(error))
+        return UNUSABLE if error.unusable else CRASHED
+    raise AssertionError("a supervisor ends by giving up")
+
+
+class _Server:
+    """What is done with each core process in turn."""
+
+    def __init__(self, config: EngineConfig, service: Service, listener: socket.socket) -> None:
+        self._config = config
+        self._service = service
+        self._listener = listener
+
+    async def live(self, core: CoreProcess) -> CoreClient:
+        """Serve with it until it is dead. Raises GaveUp where no start can help."""
+        service = self._service
+        client = CoreClient(core, service.on_step)
+        service.client = client
+        tasks = [asyncio.create_task(client.run(service.on_ready)), asyncio.create_task(self._load(client))]
+        try:
+            await asyncio.gather(*tasks)
+        except TokenizerError as error:
+            raise GaveUp(str(error), unusable=True) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            service.end_life()
+        return client
+
+    async def _load(self, client: CoreClient) -> None:
+        service = self._service
+        again = service.loaded is not None
+        if not await load(self._config, service, client):
+            return
+        if again:
+            say(f"serving again, after {service.restarts} restarts" if service.restarts > 1 else "serving again")
+            return
+        with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
+            print(_ready_line(service, self._listener), flush=True)
+
+
+async def load(config: EngineConfig, service: Service, client: CoreClient) -> bool:
+    """Load the tokenizer, if there is none yet, while the core loads the weights; False if that one died before.
+
+    Raises TokenizerError.
+    """
     located = await client.until_located()
     if located is None:
-        return None
-    try:
-        tokenizer = await asyncio.to_thread(Tokenizer, Path(located.folder))
-    except TokenizerError as error:
-        return str(error)
+        return False
+    before = service.loaded
+    tokenizer = before.tokenizer if before else await asyncio.to_thread(Tokenizer, Path(located.folder))
     info = await client.until_ready()
-    if info is not None:
-        local = Path(config.model).expanduser()
-        folder = str(local.resolve()) if local.exists() else None
-        service.loaded = Loaded(info, tokenizer, located.vocab_size, folder)
-    return None
+    if info is None:
+        return False
+    local = Path(config.model).expanduser()
+    service.loaded = Loaded(info, tokenizer, located.vocab_size, str(local.resolve()) if local.exists() else None)
+    return True
 
 
 def _ready_line(service: Service, listener: socket.socket) -> str:

@@ -18,6 +18,7 @@ from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
 from engine.server.reading import Bodies
 from engine.server.settings import ServeSettings
+from engine.supervisor import Death, Supervisor
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
 LONG_TEXT = 20_000  # characters: tokenizing more than this would hold up the event loop
@@ -33,7 +34,10 @@ class Loaded(NamedTuple):
 
 
 class Service:
-    """One engine behind HTTP. Until `loaded` is set, and after the core's death, every use raises a 503."""
+    """One engine behind HTTP. Until it has loaded, and from a core's death until the next one has, a use raises a 503.
+
+    While it is `stopping` it takes no more requests; what lives can be watched to its end.
+    """
 
     def __init__(self, settings: ServeSettings, hub: StepHub | None = None) -> None:
         self.settings = settings
@@ -45,30 +49,55 @@ class Service:
         self.loaded: Loaded | None = None
         self.metrics: Metrics | None = None
         self.client: CoreClient | None = None
+        self.supervisor: Supervisor | None = None
         self.stopping = False
         self._resuming: asyncio.Task[None] | None = None
 
+    def end_life(self) -> None:
+        """The core is dead. The next one's step numbers begin anew: readers of this one's stream have come to its
+        end."""
+        self.hub.close()
+        self.hub = StepHub()
+
     def ready(self) -> tuple[CoreClient, Loaded]:
-        """Raises ApiError (503) that says why if requests cannot be served now."""
-        reason = self.unready_reason
+        """Raises ApiError (503) that says why if the engine cannot be asked now."""
+        reason = self._engine_missing
         if reason is not None or self.client is None or self.loaded is None:
-            raise ApiError(reason or "the engine is loading", status=503, code="engine_not_ready")
+            raise ApiError(
+                reason or "the engine is loading", status=503, code="engine_not_ready", headers={"Retry-After": "1"}
+            )
         return self.client, self.loaded
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine was started again."""
+        return 0 if self.supervisor is None else self.supervisor.deaths
+
+    @property
+    def last_death(self) -> Death | None:
+        return None if self.supervisor is None else self.supervisor.last
 
     @property
     def unready_reason(self) -> str | None:
         """Why it cannot serve; None if it can."""
-        if self.stopping:
-            return "the server is shutting down"
+        return "the server is shutting down" if self.stopping else self._engine_missing
+
+    @property
+    def _engine_missing(self) -> str | None:
         if self.client is not None and self.client.death is not None:
             return str(self.client.death)
-        if self.client is None or self.loaded is None or not self.client.ready:
-            return f"the engine is loading {self.served_names[0]}"
-        return None
+        if self.client is not None and self.client.ready and self.loaded is not None:
+            return None if self.loaded.info is self.client.info else f"the engine is loading {self.served_names[0]}"
+        if self.last_death is not None:
+            return f"the engine is starting again: {self.last_death.reason}"
+        return f"the engine is loading {self.served_names[0]}"
 
     def on_ready(self, ready: Ready) -> None:
         """The core has its model. Comes before the first record, so that metrics miss none."""
-        self.metrics = Metrics(ready.engine, self.served_names[0])
+        if self.metrics is None:
+            self.metrics = Metrics(ready.engine, self.served_names[0])
+        else:
+            self.metrics.begin_again()
 
     def on_step(self, seq: int, data: bytes) -> None:
         """Take a record from the core: readers and metrics get it."""
@@ -206,4 +235,7 @@ class Service:
 
     async def _resume_metrics(self, metrics: Metrics) -> None:
         with suppress(ApiError, EngineDiedError):  # then there is nothing left to measure
-            metrics.resume(decode_snapshot(await self.snapshot()))
+            client, _ = self.ready()
+            snapshot = decode_snapshot(await self.snapshot())
+            if client is self.client:  # else it tells of an engine that is gone
+                metrics.resume(snapshot)

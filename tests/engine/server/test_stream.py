@@ -227,7 +227,7 @@ async def small_server(hub: StepHub) -> AsyncIterator[tuple[str, Service, CoreCl
     core = CoreProcess(config)
     client = service.client = CoreClient(core, service.on_step)
     running = asyncio.create_task(client.run(service.on_ready))
-    assert await load(config, service, client) is None
+    assert await load(config, service, client)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     runner = web.AppRunner(make_app(service), handler_cancellation=True, shutdown_timeout=1)

@@ -1,0 +1,104 @@
+"""Keeps an engine core alive: when its process dies after it has served, another one is started in its place.
+
+Deaths that follow each other closely wait longer and longer for the next start; the control in force is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core_client import CoreClient, CoreProcess, EngineDiedError
+from engine.server.settings import Recovery
+
+BACK_OFF = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # seconds before a start, by the deaths in a row before it
+STEADY = 10.0  # seconds: an engine that has served for so long does not belong to the row
+_log = logging.getLogger(__name__)
+
+
+class Death(NamedTuple):
+    """How an engine ended, when (Unix time), and how many have so far."""
+
+    reason: str
+    unix: float
+    number: int
+
+
+class GaveUp(Exception):
+    """The engine cannot be kept alive; `unusable` is a setting that no start can serve with."""
+
+    def __init__(self, message: str, *, unusable: bool) -> None:
+        super().__init__(message)
+        self.unusable = unusable
+
+
+class Supervisor:
+    """One core after the other: `serve` serves with a process until it is dead, and returns the client that it had.
+
+    `first` is there already, for it takes longest to start; `start` makes another.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        recovery: Recovery,
+        first: CoreProcess,
+        serve: Callable[[CoreProcess], Awaitable[CoreClient]],
+        start: Callable[[EngineConfig], CoreProcess] = CoreProcess,
+    ) -> None:
+        self._config = config
+        self._recovery = recovery
+        self._serve = serve
+        self._start = start
+        self.core = first  # the newest
+        self.last: Death | None = None
+        self._ending = False
+
+    def end(self) -> None:
+        """The next death is meant: start nothing after it."""
+        self._ending = True
+
+    @property
+    def deaths(self) -> int:
+        return 0 if self.last is None else self.last.number
+
+    async def run(self) -> None:
+        """Until `end`, or until it is cancelled. Raises GaveUp."""
+        in_a_row = failed_starts = 0
+        while True:
+            begun = time.monotonic()
+            client = await self._serve(self.core)
+            death = client.death
+            assert death is not None, "a core's client ends with its core"
+            if self._ending:
+                return
+            has_served = client.info is not None
+            in_a_row = 1 if has_served and time.monotonic() - begun >= STEADY else in_a_row + 1
+            failed_starts = 0 if has_served else failed_starts + 1
+            if client.in_force is not None:
+                self._config = msgspec.structs.replace(self._config, control=client.in_force.control)
+            while True:
+                self.last = Death(str(death), time.time(), self.deaths + 1)
+                self._give_up(death, has_served, failed_starts)
+                wait = BACK_OFF[min(in_a_row, len(BACK_OFF)) - 1]
+                _log.error("%s; another one is started%s", death, f" in {wait:g} s" if wait else "")
+                await asyncio.sleep(wait)
+                try:
+                    self.core = self._start(msgspec.structs.replace(self._config, restarts=self.deaths))
+                    break
+                except OSError as error:  # no memory or no number for a process, perhaps for the moment
+                    death = EngineDiedError(f"the engine process cannot be started: {error}")
+                    has_served, in_a_row, failed_starts = False, in_a_row + 1, failed_starts + 1
+
+    def _give_up(self, death: EngineDiedError, has_served: bool, failed_starts: int) -> None:
+        most = self._recovery.max_restarts
+        if (self.deaths == 1 and not has_served) or most == 0:
+            raise GaveUp(str(death), unusable=death.unusable)
+        if failed_starts >= most:
+            raise GaveUp(f"{death}; {failed_starts} starts in a row failed (--max-restarts {most})", unusable=False)

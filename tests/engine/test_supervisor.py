@@ -1,0 +1,117 @@
+"""Starting an engine again: how soon, with what, and when no more. Processes are stood in for; real ones die in
+tests/engine/server/test_restarts.py."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from engine import supervisor
+from engine.config import EngineConfig
+from engine.core_client import ControlInForce, EngineDiedError
+from engine.protocol import Control, EngineInfo
+from engine.server.settings import Recovery
+from engine.supervisor import BACK_OFF, GaveUp, Supervisor
+
+INFO = EngineInfo("tiny", "float32", "cpu", 16, 8, 64, 64, "0")
+STATIC = Control(batching="static")
+
+
+def dead(served=True, unusable=False, control=None):
+    """A client whose engine has died."""
+    return SimpleNamespace(
+        info=INFO if served else None,
+        death=EngineDiedError("it died", unusable=unusable),
+        in_force=ControlInForce(control or Control(), 1) if served else None,
+    )
+
+
+class Trial:
+    """Lives one after the other; what was slept and started between them. The list's end stops the supervisor."""
+
+    def __init__(self, lives, monkeypatch, most=10, lasting=0.0, failing_starts=0):
+        self.lives = iter(lives)
+        self.started, self.slept, self.now = [], [], 0.0
+        self.lasting, self.failing = lasting, failing_starts
+        self.supervisor = Supervisor(EngineConfig(), Recovery(most), "first", self.serve, self.start)
+        monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(supervisor.asyncio, "sleep", self.sleep)
+
+    async def serve(self, core):
+        self.now += self.lasting
+        life = next(self.lives, None)
+        if life is None:
+            self.supervisor.end()
+            return dead()
+        return life
+
+    def start(self, config):
+        if self.failing:
+            self.failing -= 1
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.started.append(config)
+        return f"core {len(self.started)}"
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+
+    def run(self):
+        asyncio.run(self.supervisor.run())
+
+
+def test_deaths_in_a_row_wait_longer_and_longer(monkeypatch) -> None:
+    trial = Trial([dead()] * 8, monkeypatch)
+    trial.run()
+    assert trial.slept == [*BACK_OFF, BACK_OFF[-1], BACK_OFF[-1]]
+    assert [config.restarts for config in trial.started] == list(range(1, 9))
+    assert (trial.supervisor.deaths, trial.supervisor.core) == (8, "core 8")
+
+
+def test_one_that_served_for_long_begins_a_new_row(monkeypatch) -> None:
+    trial = Trial([dead()] * 4, monkeypatch, lasting=supervisor.STEADY)
+    trial.run()
+    assert trial.slept == [BACK_OFF[0]] * 4
+
+
+def test_the_control_in_force_is_kept(monkeypatch) -> None:
+    trial = Trial([dead(control=STATIC), dead(served=False), dead()], monkeypatch)
+    trial.run()
+    assert [config.control for config in trial.started] == [STATIC, STATIC, Control()]
+
+
+@pytest.mark.parametrize("unusable", [True, False])
+def test_a_first_start_that_fails_is_the_end(unusable, monkeypatch) -> None:
+    trial = Trial([dead(served=False, unusable=unusable)], monkeypatch)
+    with pytest.raises(GaveUp, match="^it died$") as told:
+        trial.run()
+    assert (told.value.unusable, trial.started) == (unusable, [])
+
+
+def test_so_many_failed_starts_in_a_row_are_the_end(monkeypatch) -> None:
+    lives = [dead(), dead(served=False), dead(), *[dead(served=False)] * 3]
+    trial = Trial(lives, monkeypatch, most=3)
+    with pytest.raises(GaveUp, match=r"it died; 3 starts in a row failed \(--max-restarts 3\)") as told:
+        trial.run()
+    assert not told.value.unusable
+    assert len(trial.started) == 5
+
+
+def test_without_restarts_the_first_death_is_the_end(monkeypatch) -> None:
+    trial = Trial([dead()], monkeypatch, most=0)
+    with pytest.raises(GaveUp, match="^it died$"):
+        trial.run()
+    assert trial.started == []
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
+    trial = Trial([dead()], monkeypatch, failing_starts=2)
+    trial.run()
+    assert trial.slept == list(BACK_OFF[:3])
+    assert [config.restarts for config in trial.started] == [3]
+    assert "cannot be started" in trial.supervisor.last.reason
+
+
+def test_and_given_up_like_any_other(monkeypatch) -> None:
+    trial = Trial([dead()], monkeypatch, most=3, failing_starts=9)
+    with pytest.raises(GaveUp, match="cannot be started: .* 3 starts in a row failed"):
+        trial.run()
