@@ -82,7 +82,7 @@ def test_the_control_in_force_is_kept(monkeypatch) -> None:
 @pytest.mark.parametrize("unusable", [True, False])
 def test_a_first_start_that_fails_is_the_end(unusable, monkeypatch) -> None:
     trial = Trial([dead(served=False, unusable=unusable)], monkeypatch)
-    with pytest.raises(GaveUp, match="^it died$") as told:
+    with pytest.raises(GaveUp, match=r"^it died$") as told:
         trial.run()
     assert (told.value.unusable, trial.started) == (unusable, [])
 
@@ -98,7 +98,7 @@ def test_so_many_failed_starts_in_a_row_are_the_end(monkeypatch) -> None:
 
 def test_without_restarts_the_first_death_is_the_end(monkeypatch) -> None:
     trial = Trial([dead()], monkeypatch, most=0)
-    with pytest.raises(GaveUp, match="^it died$"):
+    with pytest.raises(GaveUp, match=r"^it died$"):
         trial.run()
     assert trial.started == []
 
@@ -113,5 +113,5 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
 
 def test_and_given_up_like_any_other(monkeypatch) -> None:
     trial = Trial([dead()], monkeypatch, most=3, failing_starts=9)
-    with pytest.raises(GaveUp, match="cannot be started: .* 3 starts in a row failed"):
+    with pytest.raises(GaveUp, match=r"cannot be started: .* 3 starts in a row failed"):
         trial.run()
