@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_args
 
 from engine.config import DEFAULT_MODEL
+from engine.keys import hide_keys
 from engine.protocol import (
     MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
@@ -175,7 +176,7 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # `-1GiB` too is a value, as in Python 3.14
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {message} (try {self.prog} --help)\n")
+        self.exit(USAGE, f"{self.prog}: error: {hide_keys(message, sys.argv)} (try {self.prog} --help)\n")
 
     def print_help(self, file: Any = None) -> None:
         if file is not None:

@@ -1,19 +1,105 @@
-"""Keys that clients show: read from the command line, the environment or a file."""
+"""Keys that clients show: read from the command line, the environment or a file. Past this room only digests go on."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NewType
+
+from engine.log import say
+
+KeyDigest = NewType("KeyDigest", bytes)  # SHA-256 of a key
+LEAST, MOST = 8, 512  # characters of a key
+MOST_FILE = 1 << 20  # bytes of a key file
+_LEAST_HIDDEN = 4  # characters: what is shorter is a part of every message
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_KEY_OPTION = re.compile(r"--a(?:p|pi|pi-.*|d|dm.*)?(?<!-file)")  # also shortened; those of files are given no key
 
 
-def read_keys(given: Sequence[str] | None, file: str | None, flag: str) -> tuple[str, ...]:
-    """The keys of an option and of its file, one a line. Raises ArgumentTypeError that names the flag."""
-    keys = list(given or ())
-    if file is not None:
-        try:
-            lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise argparse.ArgumentTypeError(f"{flag}-file: cannot read {file}: {error}") from None
-        keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return tuple(keys)
+def key(text: str) -> str:
+    """A key as a header can carry it. Raises ArgumentTypeError, which does not tell the text."""
+    if not LEAST <= len(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"a key must have {LEAST} to {MOST} characters, got {len(text)}")
+    if not all("!" <= character <= "~" for character in text):
+        raise argparse.ArgumentTypeError("a key must be of printable ASCII characters without spaces")
+    return text
+
+
+def digest(text: str) -> KeyDigest:
+    return KeyDigest(hashlib.sha256(text.encode(errors="surrogateescape")).digest())
+
+
+def read_keys(given: Sequence[str] | None, file: str | None, flag: str) -> tuple[KeyDigest, ...]:
+    """The keys of an option and of its file. Raises ArgumentTypeError that names the flag and tells no key."""
+    if given is not None and not given:  # an environment variable that somebody meant to fill
+        raise argparse.ArgumentTypeError(f"{flag}: must be at least one key, got none (leave it out for no key)")
+    keys = [*(given or ()), *(_read_file(file, f"{flag}-file {file}") if file is not None else ())]
+    return tuple(dict.fromkeys(map(digest, keys)))
+
+
+def _read_file(file: str, place: str) -> list[str]:
+    """The keys in a file, one a line. Warns of a file that others may read or change."""
+    try:
+        with Path(file).expanduser().open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            data = opened.read(MOST_FILE + 1)
+        if len(data) > MOST_FILE:
+            raise argparse.ArgumentTypeError(f"{place}: holds more than {MOST_FILE:,} bytes")
+        lines = data.decode().splitlines()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{place}: cannot read it: {error.strerror or error}") from None
+    except (UnicodeDecodeError, RuntimeError) as error:  # the second: `~` of a user who does not exist
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise argparse.ArgumentTypeError(f"{place}: cannot read it: {reason}") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if (text := line.strip()) and not text.startswith("#"):
+            try:
+                keys.append(key(text))
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentTypeError(f"{place}, line {number}: {error}") from None
+    if not keys:
+        raise argparse.ArgumentTypeError(f"{place}: must hold at least one key, one a line")
+    if stat.S_ISREG(mode) and mode & _OTHERS:
+        say(f"{place}: other users of this machine may read or change it (chmod 600)", level=logging.WARNING)
+    return keys
+
+
+def is_one_of(shown: KeyDigest, digests: Sequence[KeyDigest]) -> bool:
+    """Compares with all of them, in a time that does not tell which it was, or how much of one was right."""
+    found = False
+    for known in digests:
+        found |= hmac.compare_digest(shown, known)
+    return found
+
+
+def name_of(shown: KeyDigest) -> str:
+    """What a key is called in logs."""
+    return f"key:{shown.hex()[:8]}"
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process that needs no key of ours: /proc and crash reports tell what it has."""
+    return {name: text for name, text in environment.items() if not name.upper().endswith(("API_KEY", "ADMIN_KEY"))}
+
+
+def hide_keys(message: str, words: Sequence[str]) -> str:
+    """An error's text without what the command line `words` gives as keys: argparse tells words it has no use for."""
+    secrets, hidden = [], False
+    for word in words:
+        option, _, value = word.partition("=")
+        if option.startswith("--") and (value or re.fullmatch(r"--[a-z-]+", option)):
+            hidden = _KEY_OPTION.fullmatch(option) is not None
+            word = value
+        if hidden and len(word) >= _LEAST_HIDDEN:
+            secrets.append(word)
+    for secret in sorted(secrets, key=len, reverse=True):
+        message = message.replace(secret, "...")
+    return message

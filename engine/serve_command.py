@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import socket
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
+
+import msgspec
 
 from engine import log
 from engine.cli import (
@@ -21,8 +24,9 @@ from engine.cli import (
     unusable,
 )
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
-from engine.keys import read_keys
+from engine.keys import key, read_keys
 from engine.protocol import Quantize
+from engine.server.origins import allowed_host, allowed_origin, is_loopback
 from engine.server.settings import Access, Limits, LogFormat, Logging, LogLevel, Recovery, ServeSettings
 
 MOST_SECONDS = 7 * 86_400.0
@@ -113,7 +117,7 @@ def _add_access(add: Adder) -> None:
         add(
             f"--{who}-key",
             nargs="+",
-            type=unicode_text,
+            type=key,
             metavar="KEY",
             help=f"that clients must show for {what}; others on this machine can read it here: a file is better",
         )
@@ -121,18 +125,18 @@ def _add_access(add: Adder) -> None:
     add(
         "--allowed-host",
         nargs="+",
-        type=unicode_text,
+        type=allowed_host,
         metavar="NAME",
         help="names of this server that browsers may use besides localhost, while it listens on loopback",
     )
     add(
         "--allowed-origin",
         nargs="+",
-        type=unicode_text,
+        type=allowed_origin,
         metavar="ORIGIN",
         help="web pages that may ask, as https://chat.example",
     )
-    add("--insecure", action="store_true", help="listen beyond loopback though a key is missing")
+    add("--insecure", action="store_true", help="listen beyond loopback though no API key is set")
     add("--no-text", action="store_true", help="tell nobody the text of requests and blocks")
 
 
@@ -202,7 +206,7 @@ def configuration(arguments: argparse.Namespace) -> EngineConfig:
 
 
 def settings(arguments: argparse.Namespace) -> ServeSettings:
-    """Raises ArgumentTypeError for key files that cannot be read."""
+    """Raises ArgumentTypeError for key files that cannot be read, and for a key of both kinds."""
     limits = Limits(
         **{name: getattr(arguments, name) for name in Limits.__struct_fields__},
     )
@@ -211,9 +215,12 @@ def settings(arguments: argparse.Namespace) -> ServeSettings:
         admin_keys=read_keys(arguments.admin_key, arguments.admin_key_file, "--admin-key"),
         allowed_hosts=tuple(arguments.allowed_host or ()),
         allowed_origins=tuple(arguments.allowed_origin or ()),
-        insecure=arguments.insecure,
         show_text=not arguments.no_text,
     )
+    if set(access.api_keys) & set(access.admin_keys):
+        raise argparse.ArgumentTypeError(
+            "--api-key and --admin-key: a key was given to both; who is to be an admin needs a key of their own"
+        )
     return ServeSettings(
         names=tuple(arguments.served_model_name or (arguments.model,)),
         limits=limits,
@@ -224,13 +231,19 @@ def settings(arguments: argparse.Namespace) -> ServeSettings:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    log.configure(arguments.log_format, arguments.log_level, "api")
     try:
         chosen = settings(arguments)
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
-    log.configure(chosen.logging.format, chosen.logging.level, "api")
     try:
-        listener = _bind(arguments.host, arguments.port)
+        address = _resolve(arguments.host, arguments.port)
+        chosen = _placed(chosen, arguments.host, is_loopback(address.name))
+        if (danger := _danger(chosen.access, address)) is not None:
+            if not arguments.insecure:
+                return unusable(f"{danger}; set one (--api-key-file, see docs/security.md), or say --insecure")
+            log.say(f"--insecure: {danger}", level=logging.WARNING)
+        listener = _bind(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
         reason = getattr(error, "strerror", None) or error
         return unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
@@ -249,14 +262,46 @@ def _serve(arguments: argparse.Namespace) -> int:
         listener.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
+class _Address(NamedTuple):
+    """Where to listen."""
+
+    family: int
+    protocol: int
+    socket: Any  # what `bind` takes
+
+    @property
+    def name(self) -> str:
+        return str(self.socket[0])
+
+
+def _resolve(host: str, port: int) -> _Address:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, protocol, _, address = found[0]
+    return _Address(family, protocol, address)
+
+
+def _placed(chosen: ServeSettings, host: str, on_loopback: bool) -> ServeSettings:
+    """The settings of a server that listens on `host`, a name which its operator thereby vouches for."""
+    access = msgspec.structs.replace(
+        chosen.access, on_loopback=on_loopback, allowed_hosts=(*chosen.access.allowed_hosts, host.lower())
+    )
+    return msgspec.structs.replace(chosen, access=access)
+
+
+def _danger(access: Access, address: _Address) -> str | None:
+    """Why it must not listen there: without API keys everyone would be answered. An admin key alone keeps nobody
+    from generating; without one /engine/* is closed, so API keys alone suffice."""
+    if access.on_loopback or access.api_keys:
+        return None
+    what = "the API" if access.admin_keys else "the API, and everybody's prompts and settings,"
+    return f"--host: whoever reaches {address.name} could use {what} without an API key"
+
+
+def _bind(address: _Address) -> socket.socket:
+    listener = socket.socket(address.family, socket.SOCK_STREAM, address.protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        listener.bind(address.socket)
         listener.listen(1024)  # a second server on this port fails at once, not when this one is ready
     except OSError:
         listener.close()

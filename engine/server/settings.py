@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.keys import KeyDigest
+
 MiB = 1 << 20
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -32,13 +34,16 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may ask. Without keys whoever reaches the port may, so it listens on loopback alone unless `insecure`."""
+    """Who may ask. Without keys whoever reaches the port may, so it listens on loopback alone unless told otherwise.
 
-    api_keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()  # names of this server besides the loopback's
+    Of keys it has digests alone: no message or crash report that shows the settings can tell one.
+    """
+
+    api_keys: tuple[KeyDigest, ...] = ()
+    admin_keys: tuple[KeyDigest, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names of this server, in lower case
     allowed_origins: tuple[str, ...] = ()  # of web pages that may ask
-    insecure: bool = False
+    on_loopback: bool = True  # where it listens: browsers of this machine are then its neighbours, and Host is checked
     show_text: bool = True  # /engine/requests/ID and /engine/blocks/N tell tokens and text
 
 
