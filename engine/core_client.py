@@ -18,6 +18,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.framing import FrameSplitter, decode_from_core, frame
+from engine.keys import without_secrets
 from engine.messages import (
     Abort,
     Add,
@@ -96,7 +97,7 @@ class CoreProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),  # what libraries print there is not our output
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                env={**without_secrets(os.environ), "TOKENIZERS_PARALLELISM": "false"},
             )
         self.socket = ours
         ours.sendall(frame(Start(config)))

@@ -25,6 +25,7 @@ class TextRoutes:
 
     async def request(self, request: web.Request) -> web.Response:
         """One live request's tokens from `?from=place` on, or all."""
+        self._check_shown()
         client, loaded = self._service.ready()
         table, wanted = loaded.tokenizer.table, request.match_info["id"]
         first, before = _place(request.query.get("from", "0")), BEFORE
@@ -41,11 +42,20 @@ class TextRoutes:
 
     async def block(self, request: web.Request) -> web.Response:
         """One physical block's tokens."""
+        self._check_shown()
         client, loaded = self._service.ready()
         block = _block(request.match_info["block"], loaded.info.num_blocks)
         seq, found = await client.block_tokens(block, BEFORE)
         texts = await pieces_of(loaded.tokenizer.table, found.part)
         return _answer(BlockText(seq, block, found.hash, found.parent_hash, found.part.tokens, texts))
+
+    def _check_shown(self) -> None:
+        if not self._service.settings.access.show_text:
+            raise ApiError(
+                "the server was started with --no-text: it tells nobody what requests and blocks hold",
+                status=403,
+                code="text_off",
+            )
 
 
 def no_live_request(wanted: str) -> ApiError:
