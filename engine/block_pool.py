@@ -38,6 +38,23 @@ class FreeQueue:
             yield block
             block = self._next[block]
 
+    def is_counted(self) -> bool:
+        """Whether as many blocks are marked as members as were counted."""
+        return self._end - self._previous.count(-1) == self._length
+
+    def is_linked(self) -> bool:
+        """Whether following the links, which must agree both ways, comes to as many blocks as were counted."""
+        following, previous, block = self._next, self._previous, self._end
+        for _ in range(self._length + 1):
+            after = following[block]
+            if previous[after] != block:
+                return False
+            block = after
+        return block == self._end
+
+    def has_any(self, blocks: Iterable[int]) -> bool:
+        return not {-1}.issuperset(map(self._previous.__getitem__, blocks))
+
     def first(self) -> int:
         if not self._length:
             raise IllegalState("no block is free")
@@ -92,6 +109,14 @@ class BlockPool:
     def is_available(self, block: int) -> bool:
         """As `allocate_run` sees it."""
         return bool(self._available[block])
+
+    def is_any_available(self, blocks: Iterable[int]) -> bool:
+        return any(map(self._available.__getitem__, blocks))
+
+    @property
+    def num_findable(self) -> int:
+        """Blocks that `allocate_run` sees as available."""
+        return self._available.count(1)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` empty blocks, evicting cached ones when no others are left; all or none."""

@@ -44,6 +44,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self.contents)
 
+    @property
+    def num_beginnings(self) -> int:
+        """Blocks that can be found by their beginning: all, or none where parts of blocks are not looked for."""
+        return sum(map(len, self._beginnings.values()))
+
     def find(self, block_hash: bytes) -> int | None:
         """The newest block that holds these tokens after this prefix, if one does."""
         blocks = self.by_hash.get(block_hash)

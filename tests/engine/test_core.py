@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.block_pool import IllegalState
+from engine.books import check_books
 from engine.core import ControlError, EngineCore, seeded
 from engine.invariants import InvariantViolated, check_state
 from engine.messages import BeamOutput
@@ -221,6 +222,7 @@ class EngineMachine(RuleBasedStateMachine):
         outputs, record = self.core.step()
         if record is not None:
             self.tell(record)
+            assert self.core.flush() is None, "a step's record did not tell all: a snapshot cannot follow it"
         for output in outputs:
             name = output.request
             if output.token_id is not None:
@@ -269,9 +271,11 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "core"):
             REACHED["machine steps"] += 1
             check_state(self.core.scheduler)
+            check_books(self.core.scheduler, self.core.ledger)
             record = self.core.flush()
             if record is not None:
                 self.tell(record)
+                check_books(self.core.scheduler, self.core.ledger)
             assert self.fold.to_snapshot() == self.core.snapshot()
 
     def teardown(self) -> None:
