@@ -1,100 +1,23 @@
-"""The head of a GGUF file: what it says of the model, and each tensor's shape and type. No tensor is read.
-
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
-"""
+"""What the head of a GGUF file says of the model. No tensor is read."""
 
 from __future__ import annotations
 
-import math
-import struct
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from engine.loading.errors import ModelError
+from engine.loading.gguf_head import TensorHead, read_gguf_head
 from engine.sizing.shape import ModelShape, Parameters
-
-_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_LONGEST = 1 << 16  # items of an array that is kept; of longer ones, as vocabularies, only the length is
-_MOST_FIELDS = 1 << 20
-
-
-class _Length(int):
-    """An array that was skipped: how long it is."""
 
 
 def read_gguf_shape(path: Path, name: str) -> ModelShape:
     """The model of the GGUF file at `path`; its weights are counted as they are stored. Raises ModelError."""
-    try:
-        with path.open("rb") as file:
-            fields, tensors = _read(file)
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise ModelError(f"{path} is not a GGUF file with a whole head: {error}") from error
+    fields, tensors = read_gguf_head(path)
     return _shape(path, name, fields, tensors)
 
 
-def _read(file: BinaryIO) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:
-    """Fields, and (name, number of elements, type) of every tensor."""
-    if file.read(4) != b"GGUF":
-        raise ValueError("it does not begin with GGUF")
-    version, num_tensors, num_fields = _unpack(file, "IQQ")
-    if version not in (2, 3) or max(num_tensors, num_fields) > _MOST_FIELDS:
-        raise ValueError(f"version {version} with {num_tensors} tensors and {num_fields} fields")
-    fields = {}
-    for _ in range(num_fields):
-        key = _string(file)
-        (kind,) = _unpack(file, "I")
-        fields[key] = _value(file, kind)
-    tensors = []
-    for _ in range(num_tensors):
-        tensor = _string(file)
-        (dimensions,) = _unpack(file, "I")
-        if dimensions > 8:
-            raise ValueError(f"tensor {tensor} has {dimensions} dimensions")
-        *sizes, kind, _offset = _unpack(file, f"{dimensions}QIQ")
-        tensors.append((tensor, math.prod(sizes), kind))
-    return fields, tensors
-
-
-def _unpack(file: BinaryIO, form: str) -> tuple[Any, ...]:
-    form = "<" + form
-    data = file.read(struct.calcsize(form))
-    return struct.unpack(form, data)
-
-
-def _string(file: BinaryIO) -> str:
-    (length,) = _unpack(file, "Q")
-    data = file.read(length)
-    if len(data) < length:
-        raise ValueError("it ends within its head")
-    return data.decode(errors="replace")
-
-
-def _value(file: BinaryIO, kind: int) -> Any:
-    if kind == _STRING:
-        return _string(file)
-    if kind != _ARRAY:
-        return _unpack(file, _FORMATS[kind] if kind in _FORMATS else _unknown(kind))[0]
-    item, length = _unpack(file, "IQ")
-    if item == _STRING:
-        for _ in range(length):
-            (size,) = _unpack(file, "Q")
-            file.seek(size, 1)
-        return _Length(length)
-    form = _FORMATS[item] if item in _FORMATS else _unknown(item)
-    if length > _LONGEST:
-        file.seek(length * struct.calcsize("<" + form), 1)
-        return _Length(length)
-    return list(_unpack(file, f"{length}{form}"))
-
-
-def _unknown(kind: int) -> str:
-    raise ValueError(f"it has a field of type {kind}")
-
-
-def _shape(path: Path, name: str, fields: dict[str, Any], tensors: list[tuple[str, int, int]]) -> ModelShape:
+def _shape(path: Path, name: str, fields: dict[str, Any], tensors: Sequence[TensorHead]) -> ModelShape:
     architecture = fields.get("general.architecture")
 
     def field(key: str, default: int | None = None) -> int:
@@ -151,7 +74,7 @@ def _each(value: Any) -> list[int]:
     return [value] if type(value) is int else value if isinstance(value, list) else []
 
 
-def _count(path: Path, tensors: list[tuple[str, int, int]]) -> tuple[Parameters, int]:
+def _count(path: Path, tensors: Sequence[TensorHead]) -> tuple[Parameters, int]:
     """Parameters by kind, and the bytes of all tensors as they are packed."""
     from gguf.constants import GGML_QUANT_SIZES
 
