@@ -139,7 +139,8 @@ def _bounded(noun: str, bounds: str, is_number: bool) -> str:
 
 
 def _either(words: Sequence[str]) -> str:
-    *firsts, last = words
+    """Where nothing is said of a value, as of a template's variables, msgspec refuses a number that is too large."""
+    *firsts, last = words or ("JSON whose numbers fit into 64 bits",)
     return f"{', '.join(firsts)} or {last}" if firsts else last
 
 
