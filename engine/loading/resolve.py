@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.loading.cache import cache_folder, made_once
 from engine.loading.config import ModelConfig, read_config, read_eos_token_ids
-from engine.loading.errors import ModelError
+from engine.loading.errors import ModelError, shortened
 from engine.loading.gguf_file import VERSION, converted
 from engine.loading.tiny import write_tiny
 
@@ -69,11 +69,6 @@ def _folder(name: str, seed: int) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return _from_hub(name)
     raise _unknown(name)
-
-
-def shortened(name: str) -> str:
-    """A name as a message can hold it."""
-    return name if len(name) <= 100 else f"{name[:97]}..."
 
 
 def _unknown(name: str) -> ModelError:

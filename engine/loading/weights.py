@@ -12,11 +12,12 @@ from torch import Tensor
 
 from engine.loading.cache import cache_folder
 from engine.loading.config import read_json
-from engine.loading.errors import ModelError
+from engine.loading.errors import ModelError, shortened
 from engine.loading.gguf_blocks import KINDS, to_blocks
 from kernels.quantized_blocks import BLOCK, Blocks
 
 INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Weights:
@@ -97,13 +98,26 @@ def _files(folder: Path) -> list[Path]:
             raise ModelError(f"{index}: weight_map is missing")
         if not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index}: weight_map must map the names of tensors to those of files")
-        # Only names of this folder: an index must not lead elsewhere.
-        paths = [folder / Path(name).name for name in sorted(set(weight_map.values()))]
+        names = sorted(set(weight_map.values()))
+        elsewhere = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        if elsewhere:
+            raise ModelError(
+                f"{index}: weight_map must name *.safetensors of its own folder, got {shortened(elsewhere[0])!r}"
+            )
+        paths = [folder / name for name in names]
     else:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:
-        raise ModelError(f"{folder} holds no *.safetensors (other formats are not read)")
+        raise ModelError(f"{folder} holds no *.safetensors{_pickles(folder)}")
     for path in paths:
         if not path.is_file():
             raise ModelError(f"{path} is missing")
     return paths
+
+
+def _pickles(folder: Path) -> str:
+    """What to say of weights that are there and are not read."""
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if not found:
+        return " (other formats are not read)"
+    return f"; {found[0]} is a pickle, which may run any code when it is read: convert it to safetensors or GGUF"

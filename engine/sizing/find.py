@@ -10,9 +10,9 @@ import msgspec
 
 from engine.loading.cache import cache_folder, tell
 from engine.loading.config import read_json
-from engine.loading.errors import ModelError
+from engine.loading.errors import ModelError, shortened
 from engine.loading.gguf_file import VERSION
-from engine.loading.resolve import SMOLLM2, SMOLLM2_FILE, SMOLLM2_HUB_ID, SMOLLM2_PACKAGE, resolve_model, shortened
+from engine.loading.resolve import SMOLLM2, SMOLLM2_FILE, SMOLLM2_HUB_ID, SMOLLM2_PACKAGE, resolve_model
 from engine.sizing.families import read_shape
 from engine.sizing.gguf_header import read_gguf_shape
 from engine.sizing.shape import ModelShape
