@@ -152,3 +152,10 @@ def test_eos_ids_that_are_none(tmp_path: Path, ids: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ids}))
     with pytest.raises(ModelError, match=r"config\.json: eos_token_id must be a token id or a list"):
         read_eos_token_ids(tmp_path)
+
+
+def test_brackets_in_brackets_are_no_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    for reader in (read_config, read_eos_token_ids):
+        with pytest.raises(ModelError, match="not valid JSON"):
+            reader(tmp_path)
