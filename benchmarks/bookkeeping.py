@@ -20,7 +20,7 @@ import msgspec
 
 from engine.core import EngineCore
 from engine.garbage import look_rarely
-from engine.plan import Sampled, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, StepPlan, StepResult
 from engine.protocol import Control, EngineInfo, encode
 from engine.sampling_params import SamplingParams
 
@@ -35,10 +35,14 @@ class CountingRunner:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> float:
+        self.seconds = 0.0
+        return 0.0
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
         begun = time.thread_time()
         token = Sampled(7)
-        sampled = {draw.request_id: token for row in plan.rows for draw in row.draws}
+        sampled = {draw.request_id: token for row in rows for draw in row.draws}
         self.seconds = time.thread_time() - begun
         return StepResult(sampled, 0.0, 0.0, 0.0)
 

@@ -36,7 +36,7 @@ from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
-from engine.plan import FixedRequest, PlannedRow, StepPlan
+from engine.plan import FixedRequest, PlannedRow
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -85,7 +85,7 @@ def check_graphs(device: torch.device) -> Check:
                 start = 0 if step == 0 else len(tokens) - 1
                 request = FixedRequest(str(i), list(tokens), 3 * i + 1, range(5 * i, 5 * i + 5), greedy)
                 rows.append(PlannedRow(request, "decode" if step else "prefill", start, len(tokens) - start, True))
-            sampled = runner.run(StepPlan(tuple(rows))).sampled
+            sampled = runner.compute(rows).sampled
             for i, tokens in enumerate(histories):
                 tokens.append(sampled[str(i)].token_id)
         drawn.append([token for tokens in histories for token in tokens])

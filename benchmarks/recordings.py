@@ -9,14 +9,14 @@ import hashlib
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 
 from engine.core import EngineCore
-from engine.plan import Sampled, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, StepPlan, StepResult
 from engine.protocol import PROTOCOL_VERSION, Control, EngineInfo, Record, Snapshot, encode
 from engine.sampling_params import SamplingParams
 from tui.fold import EngineFold
@@ -61,9 +61,12 @@ class _Runner:
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> float:
         self._clock.time += STEP_SECONDS
-        return StepResult({draw.request_id: Sampled(7) for row in plan.rows for draw in row.draws}, *PARTS)
+        return 0.0
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        return StepResult({draw.request_id: Sampled(7) for row in rows for draw in row.draws}, *PARTS)
 
 
 class _Load:

@@ -39,7 +39,7 @@ def seconds_per_block(runner: ModelRunner, plan: Callable[[list[int], list[int]]
     found = []
     for _ in range(max(5, 100 // count)):
         blocks = random.sample(range(NUM_BLOCKS), 2 * count)
-        found.append(runner.run(plan(blocks[:count], blocks[count:])).transfer / count)
+        found.append(runner.move(plan(blocks[:count], blocks[count:])) / count)
     return statistics.median(found)
 
 
@@ -59,8 +59,8 @@ def prefill_seconds(runner: ModelRunner) -> float:
     """Per token, of a whole chunk."""
     tokens = [i % runner.model.config.vocab_size for i in range(CHUNK)]
     request = FixedRequest("", tokens, CHUNK, range(CHUNK // BLOCK_SIZE), SamplingParams(max_tokens=1))
-    plan = StepPlan((PlannedRow(request, "prefill", 0, CHUNK, True),))
-    results = [runner.run(plan) for _ in range(6)][1:]
+    rows = [PlannedRow(request, "prefill", 0, CHUNK, True)]
+    results = [runner.compute(rows) for _ in range(6)][1:]
     return statistics.median(r.prepare + r.forward + r.sample for r in results) / CHUNK
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from engine.attempt import attempt, one_line
 from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
 from engine.contents import in_order
@@ -39,9 +41,18 @@ from engine.request import DEFAULT_SCHEDULING, Request
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Events, Scheduler
 
+MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
+NOTHING = StepResult({}, 0.0, 0.0, 0.0)  # of a step without rows
+
+logger = logging.getLogger(__name__)
+
 
 class ControlError(ValueError):
     """A control setting that this engine cannot take; the message names the field and what is allowed."""
+
+
+class StepsFail(RuntimeError):
+    """The device computes nothing any more. Whose requests were in the steps that failed has been told."""
 
 
 def check_control(control: Control, info: EngineInfo) -> None:
@@ -99,6 +110,8 @@ class EngineCore:
         self._reported = control  # as the last record told it
         self._time = self.info.started
         self._queue = Queue()
+        self._failures = 0  # steps in a row of which nothing was computed
+        self._last_fault = ""
 
     @property
     def control(self) -> Control:
@@ -169,7 +182,14 @@ class EngineCore:
         return self.seq + 1
 
     def step(self) -> tuple[tuple[Output, ...], Record | None]:
-        """Run one step; returns its news and its record (None if there was nothing to do or tell)."""
+        """Run one step; returns its news and its record (None if there was nothing to do or tell).
+
+        A fault of the device costs the requests that it hit their answers; they are told, and the engine goes on.
+        Raises StepsFail when too many steps in a row failed. Any other exception means that the books cannot be
+        trusted: after either there must be no other step.
+        """
+        if self._failures >= MOST_FAILURES:
+            raise StepsFail(f"{self._failures} steps in a row failed, the last because {self._last_fault}")
         begun = time.perf_counter()
         scheduler = self.scheduler
         plan = scheduler.plan(self.clock())
@@ -179,8 +199,14 @@ class EngineCore:
         if self.check_invariants:
             check_plan(scheduler, plan)
         scheduled = time.perf_counter()
-        result = self.runner.run(plan)
+        try:
+            transfer = self.runner.move(plan)
+        except Exception as error:
+            return self._not_moved(plan, error, early, begun, scheduled)
+        result = attempt(self.runner.compute, plan.rows) if plan.rows else NOTHING
         ran = time.perf_counter()
+        if result.fault or self._failures:
+            self._count(result)
         now = self.clock()
         ended = scheduler.commit(plan, result, now)
         if self.check_invariants:
@@ -192,12 +218,41 @@ class EngineCore:
             result.forward,
             result.sample,
             time.perf_counter() - ran,
-            result.transfer,
+            transfer,
         )
         before = self.counters
-        record = self._record(now, rows, durations, plan.copies, result.parts)
-        self._learn(before, plan, result)
+        record = self._record(now, rows, durations, plan.copies, result.parts, result.fault)
+        if not result.fault:
+            self._learn(before, plan, result, transfer)
         return (*early, *outputs, *self._ended_early()), record
+
+    def _count(self, result: StepResult) -> None:
+        """Count how many steps in a row failed: one of which anything was computed did not."""
+        if not result.runs:
+            self._failures += 1
+        elif result is not NOTHING:
+            self._failures = 0
+        if result.fault:
+            self._last_fault = result.fault
+            if result.runs:
+                logger.warning("%s", result.fault)
+
+    def _not_moved(
+        self, plan: StepPlan, error: Exception, early: tuple[Output, ...], begun: float, scheduled: float
+    ) -> tuple[tuple[Output, ...], Record]:
+        """End a step whose moves failed: nothing of it was computed."""
+        failed = time.perf_counter()
+        told = one_line(error)
+        logger.error("moving %d blocks failed: %s", plan.num_moves, told, exc_info=error)
+        self._failures += 1
+        self._last_fault = f"moving blocks failed: {told}"
+        why = f"the step that moved this request's KV failed: {told}; the engine goes on"
+        self.scheduler.give_up_moves(plan, why)
+        if self.check_invariants:
+            check_state(self.scheduler)
+        spent = Durations(scheduled - begun, 0.0, 0.0, 0.0, time.perf_counter() - failed, failed - scheduled)
+        record = self._record(self.clock(), (), spent, (), fault=self._last_fault)
+        return (*early, *self._ended_early()), record
 
     def flush(self) -> Record | None:
         """A record of what changed since the last one without a step; None if nothing did."""
@@ -231,25 +286,31 @@ class EngineCore:
         return bool(news) or self.control != self._reported
 
     def _ended_early(self) -> tuple[Output, ...]:
-        """Tell those whose requests ended outside a step of their own: by a deadline, or with their parent."""
+        """Tell those whose requests ended outside a step of their own: by a deadline, a fault, or with their parent."""
         scheduler = self.scheduler
         ended, scheduler.ended_early = scheduler.ended_early, []
         found = scheduler.found_beams
         return tuple(
-            Output(request.id, finished=reason, cached_tokens=request.found, beams=found.pop(request.id, ()))
-            for request, reason in ended
+            Output(
+                one.request.id,
+                finished=one.reason,
+                cached_tokens=one.request.found,
+                error=one.error,
+                beams=found.pop(one.request.id, ()),
+            )
+            for one in ended
         )
 
-    def _learn(self, before: Counters, plan: StepPlan, result: StepResult) -> None:
+    def _learn(self, before: Counters, plan: StepPlan, result: StepResult, transfer: float) -> None:
         """Measure what preemption costs, by the steps that do little else."""
         prefill = self.counters.prefill_tokens - before.prefill_tokens
         decode = self.counters.decode_tokens - before.decode_tokens
         if prefill > decode:
             self.rates.computed(prefill + decode, result.prepare + result.forward)
         if not plan.copies:
-            self.rates.swapped(plan.num_moves, result.transfer)
+            self.rates.swapped(plan.num_moves, transfer)
         elif len(plan.copies) == plan.num_moves:
-            self.rates.copied(plan.num_moves, result.transfer)
+            self.rates.copied(plan.num_moves, transfer)
 
     def _told(
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
@@ -257,7 +318,7 @@ class EngineCore:
         """A computed step's rows for the record, and the news for those who asked."""
         rows: list[Row] = []
         outputs: list[Output] = []
-        sampled, scored = result.sampled, result.scored
+        sampled, scored, lost = result.sampled, result.scored, result.lost
         for row in plan.rows:
             request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
             name = request.id
@@ -268,12 +329,15 @@ class EngineCore:
                 stop = token.token_id if finished == "stop" else None
                 outputs.append(Output(name, token.token_id, token.logprob, token.top, finished, stop, request.found))
                 continue
+            if lost and name in lost:
+                continue
             context = row.start + row.count
             rows.append(Row(name, row.kind, row.count, context, request.cached, 0 if token is None else 1))
             if request.beams is not None:
                 if name in ended:
                     beams = self.scheduler.found_beams.pop(name, ())
-                    error = result.failed.get(name) if ended[name] == "error" else None
+                    failed = (result.failed.get(member.id) for member in request.beams.members)
+                    error = next(filter(None, failed), None) if ended[name] == "error" else None
                     outputs.append(
                         Output(name, finished=ended[name], cached_tokens=request.found, error=error, beams=beams)
                     )
@@ -302,6 +366,7 @@ class EngineCore:
         durations: Durations,
         copies: tuple[Copy, ...],
         parts: Parts | None = None,
+        fault: str = "",
     ) -> Record:
         events, self.scheduler.events = self.scheduler.events, Events()
         blocks = self.pool.drain_journal()
@@ -335,6 +400,7 @@ class EngineCore:
             cleared=cleared,
             host_blocks=self.scheduler.kv.host.num_used,
             parts=parts,
+            fault=fault,
         )
         self.counters = counted(self.counters, record)
         return record

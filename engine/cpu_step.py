@@ -179,7 +179,7 @@ class CPUStep:
         """Make buffers for at least `rows` rows, and tell every call where they lie."""
         if rows <= self._rows:
             return
-        self._rows = rows = max(rows, 2 * self._rows, FEWEST_ROWS)
+        rows = max(rows, 2 * self._rows, FEWEST_ROWS)
         shape, layer, dtype = self.shape, self._layers[0], self.shape.dtype
         width, attended = padded_to_panels(shape.hidden_size), padded_to_panels(shape.num_heads * shape.head_dim)
         sizes: dict[str, tuple[int, torch.dtype]] = {
@@ -194,7 +194,8 @@ class CPUStep:
             "final": (width, dtype),
             "quantized": (self._quantized_bytes(), torch.uint8),  # the rows of one product after another
         }
-        self._buffers = {}  # the old ones first, so that both are never held
+        # The old ones first, so that both are never held; if there is no memory for the new ones there are none.
+        self._rows, self._buffers = 0, {}
         self._buffers = {name: torch.zeros(rows, columns, dtype=kind) for name, (columns, kind) in sizes.items()}
         self._connect(self._lookup, out="hidden")
         self._connect(self._norms, input="hidden", out="normed")
@@ -213,6 +214,7 @@ class CPUStep:
             self._connect_product("gate_up", layers, "normed", "gated")
             self._connect_product("down", layers, "gated", hidden)
         self._connect(self._final, input="wanted_hidden", out="final")
+        self._rows = rows
 
     def _connect(self, calls: Calls, **places: str) -> None:
         """Let a call's field, as `input`, and its `input_row` be those of a buffer."""

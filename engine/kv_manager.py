@@ -363,13 +363,16 @@ class KVManager:
         """What this step must move before it computes."""
         return Moves(tuple(self._swap_out.items()), tuple(self._swap_in), tuple(self._copies.values()))
 
-    def settle(self) -> None:
-        """The moves are done: what they read may change again."""
+    def settle(self, *, moved: bool = True) -> None:
+        """The moves are done, or, if not `moved`, given up: what they read may change again.
+
+        What was to be moved into is then worth nothing, and its holders must be freed.
+        """
         self._tails = None
         for copy in self._copies.values():
             self.pool.unpin(copy.source)
         self._copies.clear()
-        for request in self._returning:
+        for request in self._returning if moved else ():
             self._publish(request, 0, request.num_computed // self.block_size)
         self._returning.clear()
         self._swap_out.clear()

@@ -124,8 +124,11 @@ class StepResult(msgspec.Struct, frozen=True):
     """What the runner computed, and its own durations in seconds.
 
     Each draw of a row is either in `sampled` or, with the reason, in `failed`: one bad row does not cost the rest.
-    `scored` has, for each request whose row has a `scored` range, one token for each place in it.
-    `parts` says where `forward` went, where the model measures that.
+    `scored` has, for each request whose row has a `scored` range, one token for each place in it; one whose prompt
+    cannot be scored is in `failed` instead. `parts` says where `forward` went, where the model measures that.
+
+    The last three are `engine.attempt`'s: `lost` has the requests whose rows were not computed, and why, `fault` what
+    happened, for a person, and `runs` how often the device computed for this step: 0 if it never came to an end.
     """
 
     sampled: dict[str, Sampled]
@@ -133,12 +136,24 @@ class StepResult(msgspec.Struct, frozen=True):
     forward: float
     sample: float
     failed: dict[str, str] = {}
-    transfer: float = 0.0
     scored: dict[str, tuple[ScoredToken, ...]] = {}
     parts: Parts | None = None
+    lost: dict[str, str] = {}
+    fault: str = ""
+    runs: int = 1
 
 
 class Runner(Protocol):
-    """Whatever computes a plan: the model on a device, or a stand-in that only counts."""
+    """Whatever does a plan: the model on a device, or a stand-in that only counts.
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    Either half may raise; what is raised says which half was not done. Rows can be computed again, all or some of
+    them or a part of one: they write the same values to the same slots, and a seeded draw draws the same.
+    """
+
+    def move(self, plan: StepPlan) -> float:
+        """Swap and copy; the seconds that took. Called once a step, before its rows, also if nothing moves."""
+        ...
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        """Compute rows, at least one. Raises MemoryError where the device has no memory for so many at once."""
+        ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,7 @@ import torch
 from engine.cpu_decoder import CPUDecoder
 from engine.cuda_graphs import DecodeGraphs, capture_on_gpu, takes, warm_up_steps
 from engine.model import Decoder, layer_caches
-from engine.plan import FixedRequest, PlannedRow, StepPlan, StepResult
+from engine.plan import FixedRequest, PlannedRow, ScoredToken, StepPlan, StepResult
 from engine.prompt_scores import score_prompts
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -43,21 +44,26 @@ class ModelRunner:
         if on_gpu and isinstance(model, Decoder) and model.triton:
             self.graphs = DecodeGraphs(model, self.caches, capture_on_gpu())
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute `plan`; a draw from logits that are unusable fails alone.
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        """Compute `rows`; a draw from logits that are unusable fails alone, and so does a prompt's scoring.
 
-        Raises ValueError for transfers that cannot be: see `copy_blocks`.
+        Raises MemoryError if there is no memory for so many, on the device or the host.
         """
-        transfer = self._transfer(plan)
-        if not plan.rows:
-            return StepResult({}, 0.0, 0.0, 0.0, transfer=transfer)
+        try:
+            return self._compute(rows)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            raise MemoryError(str(error)) from None
+
+    def _compute(self, rows: Sequence[PlannedRow]) -> StepResult:
         clock = _Clock(self.model.device)
-        graphs = self.graphs if self.graphs is not None and takes(plan.rows) else None
+        graphs = self.graphs if self.graphs is not None and takes(rows) else None
         device = self.model.device if graphs is None else torch.device("cpu")
-        token_ids, positions, metadata, last_rows = flatten(plan.rows, self.block_size, device)
-        sampling = [row for row in plan.rows if row.samples]
-        scoring, scored_rows = _scoring(plan.rows, metadata)
-        sampled_rows = last_rows[torch.tensor([row.samples for row in plan.rows], dtype=torch.bool)]
+        token_ids, positions, metadata, last_rows = flatten(rows, self.block_size, device)
+        sampling = [row for row in rows if row.samples]
+        scoring, scored_rows = _scoring(rows, metadata)
+        sampled_rows = last_rows[torch.tensor([row.samples for row in rows], dtype=torch.bool)]
         wanted_rows = torch.cat((sampled_rows, scored_rows)) if scoring else sampled_rows
         clock.mark()
         with _threads_for(self.model.device, small=len(token_ids) <= self.model.small_step):
@@ -76,11 +82,19 @@ class ModelRunner:
         sampled = {request: token for request, token in found.items() if token is not None}
         failed = dict.fromkeys(found.keys() - sampled.keys(), UNUSABLE_LOGITS)
         scored = score_prompts(self.model, hidden[len(sampling) :], scoring) if scoring else {}
+        for row in _unusable(scoring, scored):
+            del scored[row.request_id]
+            for name in (row.request_id, *(sibling.id for sibling in row.siblings)):
+                failed[name] = UNUSABLE_LOGITS
+                sampled.pop(name, None)
         clock.mark()
-        return StepResult(sampled, *clock.durations(), failed, transfer, scored, parts)
+        return StepResult(sampled, *clock.durations(), failed, scored, parts)
 
-    def _transfer(self, plan: StepPlan) -> float:
-        """Make the plan's swaps and copies, stage after stage; the seconds that took."""
+    def move(self, plan: StepPlan) -> float:
+        """Make the plan's swaps and copies, stage after stage; the seconds that took.
+
+        Raises ValueError for those that cannot be: see `copy_blocks`.
+        """
         if not (plan.swap_out or plan.swap_in or plan.copies):
             return 0.0
         begun = time.perf_counter()
@@ -120,7 +134,7 @@ class ModelRunner:
                 table = [0] * -(-context // self.block_size)
                 request = FixedRequest(str(i), [0] * context, 1, table, SamplingParams(max_tokens=1))
                 rows.append(PlannedRow(request, "held", context - queries, queries, True))
-            self.run(StepPlan(tuple(rows)))
+            self.compute(rows)
 
 
 def _draws(sampling: list[PlannedRow], logits: torch.Tensor) -> tuple[list[PlannedRow], torch.Tensor]:
@@ -138,6 +152,19 @@ def _scoring(rows: Sequence[PlannedRow], metadata: AttentionMetadata) -> tuple[l
     starts = metadata.host_query_starts
     found = [np.arange(starts[i], starts[i] + len(rows[i].scored), dtype=np.int64) for i in places]
     return [rows[i] for i in places], torch.from_numpy(np.concatenate(found or [np.empty(0, np.int64)]))
+
+
+def _unusable(scoring: list[PlannedRow], scored: dict[str, tuple[ScoredToken, ...]]) -> list[PlannedRow]:
+    """The rows whose scores are not numbers."""
+    return [row for row in scoring if not all(math.isfinite(token.logprob) for token in scored[row.request_id])]
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether torch, a library under it or a kernel's launch says that memory was not to be had."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    told = str(error).lower()
+    return any(words in told for words in ("out of memory", "can't allocate memory", "alloc_failed"))
 
 
 class _Clock:

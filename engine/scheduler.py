@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from engine.beam_search import BeamGroup, Continuation
 from engine.block_pool import IllegalState
@@ -38,6 +41,14 @@ class Events:
         return any(vars(self).values())
 
 
+class EndedEarly(NamedTuple):
+    """A request that ended outside its own step, and that its sender must be told of; `error` explains an `error`."""
+
+    request: Request
+    reason: FinishReason
+    error: str | None = None
+
+
 class Scheduler:
     """Requests, waiting and running. The order of those that run is also who is preempted last.
 
@@ -59,8 +70,8 @@ class Scheduler:
         self.wait: Wait | None = None  # why the next request was not admitted in the last plan
         self.forked: list[tuple[Request, int]] = []  # got their first token in the last commit, and their context then
         self.found_beams: dict[str, tuple[BeamOutput, ...]] = {}  # of searches that have ended, until they are told
-        # Ended outside a step and not at their sender's wish, or beam searches, whose sender gets what was found.
-        self.ended_early: list[tuple[Request, FinishReason]] = []
+        # Not at their sender's wish, or beam searches, whose sender gets what was found.
+        self.ended_early: list[EndedEarly] = []
         self._plan: StepPlan | None = None
         self._aborting: dict[Request, FinishReason] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap
@@ -161,19 +172,22 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> dict[str, FinishReason]:
-        """Advance the counters by a step that was computed; returns the requests that ended with it, and why."""
-        if plan is not self._plan:
-            raise IllegalState("a step is committed that was not planned last")
-        self._plan = None
+        """Advance the counters by a step that was computed; returns the requests that ended with it, and why.
+
+        Those whose rows are `lost` end too, with all that cannot go on without them, and are in `ended_early`.
+        """
+        self._take_back(plan)
         self.kv.settle()
         self.forked = []
+        failed, lost, publish = result.failed, result.lost, self.control.prefix_cache
         ended: dict[str, FinishReason] = {}
         groups: dict[BeamGroup, None] = {}
         for row in self._commit_decodes(plan, result, ended):
             request: Request = row.request  # type: ignore[assignment]  # a plan shows less of it
-            if row.kind == "held":
+            if row.kind == "held" or (lost and request.id in lost):
                 continue
-            self.kv.commit(request, row.count, self.control.prefix_cache)
+            is_bad = bool(failed) and request.id in failed
+            self.kv.commit(request, row.count, publish and not is_bad)  # its KV may be no numbers either
             if request.beams is not None:
                 if row.samples:
                     groups[request.beams] = None
@@ -190,19 +204,72 @@ class Scheduler:
                         request.first_token = now
                 if request.children and early not in ("abort", "deadline"):
                     self._fork(request, result, now, ended)
+            elif is_bad:
+                early = early or "error"
             if early is not None:
-                self._end_early(request, early)
+                self._end_early(request, early, failed.get(request.id) if is_bad else None)
                 ended[request.id] = early
             elif reason is not None:
                 self._finish(request, reason)
                 ended[request.id] = reason
+        if lost:
+            self._lose((row.request for row in plan.rows if row.request_id in lost), lost)  # type: ignore[misc]
         for group in groups:
-            self._advance(group, result, now, ended)
-        while self._aborting:  # those the step did not compute
+            if group.leader.reason is None:  # or it has lost a beam
+                self._advance(group, result, now, ended)
+        self._end_marked()
+        return ended
+
+    def give_up_moves(self, plan: StepPlan, why: str) -> None:
+        """Take back a planned step whose moves failed, all or some: none of its rows was computed.
+
+        The requests that hold blocks to be moved into end, and are in `ended_early`; those that were to be moved to
+        host memory have lost their KV and compute it again. All others go on: they can be planned again.
+        """
+        self._take_back(plan)
+        targets = {target for _, target in plan.swap_in} | {copy.target for copy in plan.copies}
+        holding = [request for request in self.running if not targets.isdisjoint(request.table)]
+        hosts = {host for _, host in plan.swap_out}
+        moved_out = [request for request in self.waiting if not hosts.isdisjoint(request.host_table)]
+        self.kv.settle(moved=False)
+        for request in moved_out:
+            self._recompute(request)
+        names = {request.id for request in holding}
+        self.events.joined = [_unmoved(one) if one.request in names else one for one in self.events.joined]
+        self._lose(holding, dict.fromkeys(names, why))
+        self._end_marked()
+
+    def _take_back(self, plan: StepPlan) -> None:
+        if plan is not self._plan:
+            raise IllegalState("a step is committed that was not planned last")
+        self._plan = None
+
+    def _end_marked(self) -> None:
+        """End those that were aborted while the step was on the device, and that it did not compute."""
+        while self._aborting:
             request, reason = self._aborting.popitem()
             if self.requests.get(request.id) is request and request.reason is None:
                 self._end_early(request, reason)
-        return ended
+
+    def _lose(self, requests: Iterable[Request], why: Mapping[str, str]) -> None:
+        """End requests that a fault cost their answer, whoever aborted them meanwhile, with those to be forked off
+        them and the other beams of their searches. A held one has its answer."""
+        for request in requests:
+            if request.reason is None:
+                self._end_early(request, "error", why[request.id])
+                if request.beams is None:
+                    self.ended_early.append(EndedEarly(request, "error", why[request.id]))
+
+    def _recompute(self, request: Request) -> None:
+        """Its KV never came to host memory: it was preempted by recomputing after all."""
+        self.waiting.remove(request)
+        request.lost = request.num_swapped
+        self.kv.free(request)
+        self.waiting.add(request)
+        told = {"lost_tokens": request.lost, "by": "recompute", "swapped_blocks": 0}
+        self.events.preempted = [
+            msgspec.structs.replace(one, **told) if one.request == request.id else one for one in self.events.preempted
+        ]
 
     def _commit_decodes(
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
@@ -483,7 +550,7 @@ class Scheduler:
                 if request.reason is None:
                     self._end_early(request, "deadline")
                     if request.beams is None:
-                        self.ended_early.append((request, "deadline"))
+                        self.ended_early.append(EndedEarly(request, "deadline"))
 
     def _has(self, sequence: int, request_id: str) -> bool:
         """Whether that request lives: its id may have been taken again by a later one."""
@@ -501,9 +568,9 @@ class Scheduler:
             else:
                 self.events.released.append(request.id)
 
-    def _end_early(self, request: Request, reason: FinishReason) -> None:
+    def _end_early(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End a request before its own end, with those to be forked off it and the other beams of its search.
-        One that a stop string ended has finished like any other."""
+        One that a stop string ended has finished like any other. `error` is for those who are not told with a step."""
         if reason == "stop" and request.num_computed and not request.children and request.beams is None:
             self._finish(request, reason)
             return
@@ -513,11 +580,11 @@ class Scheduler:
             family = (*group.members, *group.leader.children)
             outputs = [member.tokens[member.prompt_length :] for member in group.members]
             self.found_beams[group.leader.id] = group.search.so_far(outputs, reason)
-            if reason != "error":  # that is told with the step
-                self.ended_early.append((group.leader, reason))
+            if reason != "error" or error is not None:  # else it is told with the step
+                self.ended_early.append(EndedEarly(group.leader, reason, error))
         for member in family:
             if member is not request and group is None:
-                self.ended_early.append((member, reason))
+                self.ended_early.append(EndedEarly(member, reason, error))
             if member.parent is not None:
                 member.parent.children = [child for child in member.parent.children if child is not member]
             self._end(member, reason)
@@ -546,6 +613,19 @@ class Scheduler:
             self.unforked.pop(request, None)
         self.kv.free(request)
         del self.requests[request.id]
+
+
+def _unmoved(joined: Joined) -> Joined:
+    """What a request joined with when nothing could be copied for it or brought back."""
+    found = joined.cached_tokens - joined.copied_tokens
+    return msgspec.structs.replace(
+        joined,
+        cached_tokens=found,
+        decoded_tokens=min(found, joined.decoded_tokens),
+        copied_tokens=0,
+        swapped_tokens=0,
+        swapped_blocks=0,
+    )
 
 
 def _running_key(control: Control) -> Callable[[Request], Key]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from engine.plan import Sampled, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, StepPlan, StepResult
 
 _TOKEN = Sampled(0)  # which one it is matters to nobody: a traced request knows its answer
 
@@ -47,11 +49,16 @@ class CountingRunner:
         self._clock = clock
         self._block_size = block_size
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> float:
+        transfer = self._cost.move * plan.num_moves * self._block_size
+        self._clock.now += transfer
+        return transfer
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
         cost = self._cost
         computed = context = 0
         sampled: dict[str, Sampled] = {}
-        for row in plan.rows:
+        for row in rows:
             request, count = row.request, row.count
             computed += count
             context += row.start + count
@@ -59,8 +66,6 @@ class CountingRunner:
                 sampled[request.id] = _TOKEN
                 for sibling in row.siblings:
                     sampled[sibling.id] = _TOKEN
-        moved = (len(plan.swap_out) + len(plan.swap_in) + len(plan.copies)) * self._block_size
         forward = cost.step + cost.token * computed + cost.context * context
-        transfer = cost.move * moved
-        self._clock.now += forward + transfer
-        return StepResult(sampled, 0.0, forward, 0.0, transfer=transfer)
+        self._clock.now += forward
+        return StepResult(sampled, 0.0, forward, 0.0)

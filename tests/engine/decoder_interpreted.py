@@ -13,7 +13,7 @@ from engine.loading.config import read_config
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder, layer_caches
-from engine.plan import FixedRequest, PlannedRow, StepPlan
+from engine.plan import FixedRequest, PlannedRow
 from engine.runner import ModelRunner, flatten
 from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
@@ -156,7 +156,7 @@ def test_warming_up_compiles_all_that_steps_need_and_changes_nothing(folder, mon
     assert torch.equal(runner.blocks, before)
     warm = set(launched)
     for rows in STEPS:
-        runner.run(StepPlan(tuple(rows)))
+        runner.compute(rows)
     assert launched == warm
 
 
@@ -169,6 +169,6 @@ def test_a_runner_with_graphs_draws_the_same_tokens(monkeypatch):
         capture = Replayed()
         if with_graphs:
             runner.graphs = DecodeGraphs(model, runner.caches, capture)
-        drawn.append([runner.run(StepPlan(tuple(rows))).sampled for rows in STEPS])
+        drawn.append([runner.compute(rows).sampled for rows in STEPS])
         assert capture.captures == (3 if with_graphs else 0)
     assert drawn[0] == drawn[1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from engine.beam_search import BeamSearch
 from engine.core import EngineCore
 from engine.messages import BeamOutput
-from engine.plan import Sampled, ScoredToken, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, ScoredToken, StepPlan, StepResult
 from engine.protocol import Control, EngineInfo, FinishReason
 from engine.sampling_params import SamplingParams
 
@@ -57,9 +58,11 @@ def expected_output(
 
 
 class MirrorRunner:
-    """Runs a plan on slots that hold tokens. `during` is called while a step is on the device.
+    """Runs a plan on slots that hold tokens. `during` is called while rows are on the device.
 
-    Requests in `failing` get no token.
+    Requests in `failing` get no token. `fault` makes all that is done of its kind fail half-way: moves leave garbage
+    wherever they were to write, computing leaves its slots half written. There is memory for `most_tokens` at once,
+    and for no row with a longer context than `longest`.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
@@ -69,18 +72,40 @@ class MirrorRunner:
         self.during: Callable[[], None] = lambda: None
         self.plans: list[StepPlan] = []
         self.failing: set[str] = set()
+        self.fault: Literal["", "move", "compute"] = ""
+        self.most_tokens = self.longest = 1 << 30
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> float:
         self.plans.append(plan)
+        if self.fault == "move" and plan.num_moves:
+            self._spoil(plan)
+            raise RuntimeError("the moves failed")
         self._move(plan)
-        for row in plan.rows:
+        return 0.0
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        tokens = sum(row.count for row in rows)
+        if tokens > self.most_tokens or any(row.start + row.count > self.longest for row in rows):
+            self._write(rows[: len(rows) // 2])
+            raise MemoryError(f"no memory for {tokens} tokens")
+        if self.fault == "compute":
+            self._write(rows[: len(rows) // 2])
+            self.during()
+            raise RuntimeError("computing failed")
+        self._write(rows)
+        return self._sample(rows)
+
+    def _write(self, rows: Sequence[PlannedRow]) -> None:
+        for row in rows:
             fed = row.request.tokens[row.start : row.start + row.count]
             for slot, token in zip(row.slots(self.block_size), fed, strict=True):
                 if slot >= 0:
                     self.slots[slot] = token
+
+    def _sample(self, rows: Sequence[PlannedRow]) -> StepResult:
         self.during()
         sampled: dict[str, Sampled] = {}
-        for row in plan.rows:
+        for row in rows:
             context = list(row.request.tokens[: row.start + row.count])
             size = self.block_size
             read = [self.slots[row.request.table[p // size] * size + p % size] for p in range(len(context))]
@@ -91,10 +116,15 @@ class MirrorRunner:
                 sampled[draw.request_id] = Sampled(next_token(context, sampling.seed), None, top)
         failed = dict.fromkeys(self.failing & sampled.keys(), "no token")
         kept = {request: token for request, token in sampled.items() if request not in failed}
-        scored = {
-            row.request_id: tuple(ScoredToken(-float(p), 1) for p in row.scored) for row in plan.rows if row.scored
-        }
-        return StepResult(kept, 0.0, 0.0, 0.0, failed, 0.0, scored)
+        scored = {row.request_id: tuple(ScoredToken(-float(p), 1) for p in row.scored) for row in rows if row.scored}
+        return StepResult(kept, 0.0, 0.0, 0.0, failed, scored)
+
+    def _spoil(self, plan: StepPlan) -> None:
+        size = self.block_size
+        for _, host in plan.swap_out:
+            self.host[host] = [None] * size
+        for target in (*(target for _, target in plan.swap_in), *(copy.target for copy in plan.copies)):
+            self.slots[target * size : (target + 1) * size] = [None] * size
 
     def _move(self, plan: StepPlan) -> None:
         """Stage by stage, each reading everything before it writes anything."""

@@ -333,8 +333,8 @@ def test_a_snapshot_is_refused_while_changes_wait_for_a_record():
 def test_a_record_says_where_the_forward_went():
     core = mirror_core()
     parts = Parts(norm=0.1, qkv=0.2, rope=0.3, attention=0.4, output=0.5, gate_up=0.6, down=0.7, head=0.8)
-    run = core.runner.run
-    core.runner.run = lambda plan: msgspec.structs.replace(run(plan), parts=parts)
+    compute = core.runner.compute
+    core.runner.compute = lambda rows: msgspec.structs.replace(compute(rows), parts=parts)
     core.add("a", [1, 2, 3], SamplingParams(max_tokens=2))
     _, record = core.step()
     assert decode_item(encode(record)).parts == parts

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
-from engine.plan import FixedRequest, PlannedRow, ScoredToken, StepPlan
+from engine.plan import FixedRequest, PlannedRow, ScoredToken
 from engine.prompt_scores import SLICE_ROWS
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
@@ -74,7 +74,7 @@ def test_each_token_after_the_first_is_scored_once(
     one = request(count)
     scored: list[ScoredToken] = []
     for start, end in zip([0, *ends], ends, strict=False):
-        result = runner.run(StepPlan((prefill(one, start, end),)))
+        result = runner.compute([prefill(one, start, end)])
         found = result.scored.get("r", ())
         assert len(found) == min(end, LENGTH - 1) - start
         assert ("r" in result.sampled) == (end == LENGTH)
@@ -87,21 +87,21 @@ def test_rows_are_scored_apart_by_their_own_settings(runner: ModelRunner, expect
     plain = prefill(request(None, "plain", PROMPT[:20], 0), 0, 20)
     whole = prefill(request(2, "whole", PROMPT[:30], 20), 0, 30)
     chunk = prefill(request(VOCABULARY + 9, "chunk", PROMPT[:40], 40), 0, 9)
-    result = runner.run(StepPlan((plain, whole, chunk)))
+    result = runner.compute([plain, whole, chunk])
     assert result.scored.keys() == {"whole", "chunk"}
     check(result.scored["whole"], expected, 1, 2)
     check(result.scored["chunk"], expected, 1, VOCABULARY)
     assert [len(result.scored[name]) for name in ("whole", "chunk")] == [29, 9]
     for name, length in (("plain", 20), ("whole", 30)):
         assert result.sampled[name].token_id == int(expected[length - 1].argmax())
-    assert runner.run(StepPlan((plain,))).scored == {}
+    assert runner.compute([plain]).scored == {}
 
 
 def test_what_was_generated_is_not_scored_when_it_is_computed_again(
     runner: ModelRunner, expected: torch.Tensor
 ) -> None:
     resumed = FixedRequest("r", PROMPT[:30], 25, range(2), request(1).sampling)
-    result = runner.run(StepPlan((PlannedRow(resumed, "prefill", 0, 30, True),)))
+    result = runner.compute([PlannedRow(resumed, "prefill", 0, 30, True)])
     check(result.scored["r"], expected, 1, 1)
     assert len(result.scored["r"]) == 24
 
@@ -115,12 +115,12 @@ def test_only_a_slice_of_logits_is_held_at_a_time(runner: ModelRunner, monkeypat
         return logits(hidden)
 
     monkeypatch.setattr(runner.model, "logits", watched)
-    runner.run(StepPlan((prefill(request(1), 0, LENGTH),)))
+    runner.compute([prefill(request(1), 0, LENGTH)])
     assert rows == [1, SLICE_ROWS, SLICE_ROWS, 59]
 
 
 def test_equally_likely_tokens_share_a_rank(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner.model, "logits", lambda hidden: torch.zeros(len(hidden), VOCABULARY))
-    scored = runner.run(StepPlan((prefill(request(0, tokens=PROMPT[:9]), 0, 9),))).scored["r"]
+    scored = runner.compute([prefill(request(0, tokens=PROMPT[:9]), 0, 9)]).scored["r"]
     assert [token.rank for token in scored] == [1] * 8
     assert scored[0].logprob == pytest.approx(-np.log(VOCABULARY))

@@ -1,7 +1,9 @@
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
-from engine.plan import StepPlan, StepResult
+from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Control
 from engine.rates import LEAST_TOKENS, WEIGHT, Rates
 from tests.engine.mirror import MirrorRunner, greedy, mirror_core
@@ -45,10 +47,13 @@ class TimedRunner(MirrorRunner):
 
     token = 0.001
 
-    def run(self, plan: StepPlan) -> StepResult:
-        result = super().run(plan)
-        forward, transfer = plan.num_tokens * self.token, plan.num_moves / 100
-        return msgspec.structs.replace(result, prepare=forward / 4, forward=forward * 3 / 4, transfer=transfer)
+    def move(self, plan: StepPlan) -> float:
+        super().move(plan)
+        return plan.num_moves / 100
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        result, forward = super().compute(rows), sum(row.count for row in rows) * self.token
+        return msgspec.structs.replace(result, prepare=forward / 4, forward=forward * 3 / 4)
 
 
 def test_an_engine_learns_them_from_steps_that_do_little_else():

@@ -99,7 +99,8 @@ class Live:
 
 
 def step(runner: ModelRunner, requests: Sequence[Live], plan: StepPlan) -> None:
-    result = runner.run(plan)
+    runner.move(plan)
+    result = runner.compute(plan.rows)
     assert result.sampled.keys() == {request.id for request in requests}
     assert result.failed == {}
     for request in requests:
@@ -146,9 +147,7 @@ def test_what_was_swapped_out_and_in_again_goes_on_undisturbed(dtype: torch.dtyp
     request = Live("7", [3, 1, 9], 7)
     step(runner, [request], StepPlan((request.prefill(),)))
     decode(runner, [request], 1)
-    gone = runner.run(StepPlan((), swap_out=((3, 2), (1, 0), (9, 1))))
-    assert gone.sampled == gone.failed == gone.scored == {}
-    assert gone.transfer > 0
+    assert runner.move(StepPlan((), swap_out=((3, 2), (1, 0), (9, 1)))) > 0
     runner.blocks.fill_(float("nan"))
     request.table = [8, 3, 0, 6]
     step(runner, [request], StepPlan((request.decode(),), swap_in=((2, 8), (0, 3), (1, 0))))
@@ -161,7 +160,7 @@ def test_blocks_leave_then_return_then_are_copied_then_read(runner: ModelRunner)
     expected = undisturbed(torch.float32, [7, 8], decodes=1)
     back, gone = Live("7", [0, 1, 2], 7), Live("8", [4, 1, 2], 8)
     step(runner, [back, gone], StepPlan((back.prefill(gone),)))
-    runner.run(StepPlan((), swap_out=((0, 0), (1, 1)), copies=(Copy("8", 0, 4, 4),)))
+    runner.move(StepPlan((), swap_out=((0, 0), (1, 1)), copies=(Copy("8", 0, 4, 4),)))
     runner.blocks[[0, 1]] = float("nan")
     gone.table, back.table = [0, 7, 8], [4, 5, 2]
     step(
@@ -179,19 +178,18 @@ def test_blocks_leave_then_return_then_are_copied_then_read(runner: ModelRunner)
 
 def test_the_models_parts_are_told_with_what_it_computed(runner: ModelRunner) -> None:
     request = Live("7", [3, 1, 9], 7)
-    plan = StepPlan((request.prefill(),))
-    assert runner.run(plan).parts is None
+    rows = [request.prefill()]
+    assert runner.compute(rows).parts is None
     parts = Parts(norm=0.1, qkv=0.2, rope=0.3, attention=0.4, output=0.5, gate_up=0.6, down=0.7, head=0.8)
     runner.model.parts = parts
-    assert runner.run(plan).parts is parts
-    assert runner.run(StepPlan((), copies=(Copy("7", 3, 1, 4),))).parts is None
+    assert runner.compute(rows).parts is parts
 
 
 def test_transfers_that_cannot_be_are_refused(runner: ModelRunner) -> None:
     with pytest.raises(ValueError, match=r"target blocks must lie in 0\.\.2"):
-        runner.run(StepPlan((), swap_out=((0, 3),)))
+        runner.move(StepPlan((), swap_out=((0, 3),)))
     with pytest.raises(ValueError, match="both source and target"):
-        runner.run(StepPlan((), copies=(Copy("a", 0, 1, 4), Copy("a", 1, 2, 4))))
+        runner.move(StepPlan((), copies=(Copy("a", 0, 1, 4), Copy("a", 1, 2, 4))))
 
 
 def test_siblings_draw_as_requests_of_their_own_would(runner: ModelRunner) -> None:
@@ -204,13 +202,13 @@ def test_siblings_draw_as_requests_of_their_own_would(runner: ModelRunner) -> No
         SamplingParams(max_tokens=5, seed=5, top_p=0.5),
     ]
     family = [FixedRequest(f"r{i}", prompt, 6, [0, 1], sampling) for i, sampling in enumerate(settings)]
-    alone = [runner.run(StepPlan((PlannedRow(one, "prefill", 0, 6, True),))).sampled[one.id] for one in family]
+    alone = [runner.compute([PlannedRow(one, "prefill", 0, 6, True)]).sampled[one.id] for one in family]
     before = planned("before", "prefill", range(5), 0, 5, [2, 3], True)
     after = planned("after", "prefill", range(30, 33), 0, 3, [4], True)
     forked = PlannedRow(family[0], "prefill", 0, 6, True, tuple(family[1:]))
     chunk = PlannedRow(FixedRequest("chunk", prompt, 6, [5], settings[0]), "prefill", 0, 3, False)
-    others = runner.run(StepPlan((before, after))).sampled
-    found = runner.run(StepPlan((before, forked, chunk, after))).sampled
+    others = runner.compute([before, after]).sampled
+    found = runner.compute([before, forked, chunk, after]).sampled
     assert [found[one.id].token_id for one in family] == [one.token_id for one in alone]
     assert found["r1"].token_id == 7
     for one, expected in zip(family[1:3], alone[1:3], strict=True):
@@ -225,7 +223,7 @@ def test_logits_that_are_no_numbers_fail_every_draw_of_their_row(runner: ModelRu
     family = [FixedRequest(name, range(6), 6, [2, 3], GREEDY) for name in ("bad", "worse")]
     bad = PlannedRow(family[0], "prefill", 5, 1, True, (family[1],))
     runner.blocks[2] = float("nan")
-    result = runner.run(StepPlan((good, bad)))
+    result = runner.compute([good, bad])
     assert result.sampled.keys() == {"good"}
     assert result.failed.keys() == {"bad", "worse"}
 
@@ -235,15 +233,15 @@ def test_only_rows_that_sample_get_a_token_and_every_part_is_timed(runner: Model
         planned("chunk", "prefill", range(10), 0, 6, [0, 1], False),
         planned("whole", "prefill", range(20, 27), 0, 7, [2, 3], True),
     )
-    result = runner.run(StepPlan(rows))
+    result = runner.compute(rows)
     assert result.sampled.keys() == {"whole"}
     assert min(result.prepare, result.forward, result.sample) > 0
-    assert result.transfer == 0
-    nothing = runner.run(StepPlan(rows[:1]))
+    assert runner.move(StepPlan(rows)) == 0
+    nothing = runner.compute(rows[:1])
     assert nothing.sampled == {}
     # The chunk's second half goes on from what the first wrote.
-    rest = runner.run(StepPlan((planned("chunk", "prefill", range(10), 6, 4, [0, 1, 5], True),)))
-    at_once = runner.run(StepPlan((planned("x", "prefill", range(10), 0, 10, [6, 7, 8], True),)))
+    rest = runner.compute([planned("chunk", "prefill", range(10), 6, 4, [0, 1, 5], True)])
+    at_once = runner.compute([planned("x", "prefill", range(10), 0, 10, [6, 7, 8], True)])
     assert rest.sampled["chunk"] == at_once.sampled["x"]
 
 
@@ -252,8 +250,8 @@ def test_poisoned_memory_fails_its_own_request_alone(runner: ModelRunner) -> Non
     bad = planned("bad", "decode", range(6), 5, 1, [2, 3], True)
     keys, values = runner.caches[0]
     keys[2] = values[2] = float("nan")
-    alone = runner.run(StepPlan((good,)))
-    result = runner.run(StepPlan((good, bad)))
+    alone = runner.compute([good])
+    result = runner.compute([good, bad])
     assert result.sampled == alone.sampled
     assert result.failed.keys() == {"bad"}
 
@@ -274,7 +272,7 @@ def test_a_small_step_takes_one_thread_where_threads_sleep(
     try:
         for policy, count in (("PASSIVE", 16), ("PASSIVE", 17), ("ACTIVE", 16)):
             monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-            runner.run(StepPlan((planned("a", "prefill", range(count), 0, count, range(5), True),)))
+            runner.compute([planned("a", "prefill", range(count), 0, count, range(5), True)])
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

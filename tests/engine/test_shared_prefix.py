@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from engine.cli import main
 from engine.core import EngineCore
-from engine.plan import Sampled, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, StepPlan, StepResult
 from engine.protocol import Control, EngineInfo, Record
 from engine.sampling_params import SamplingParams
 
@@ -15,8 +16,11 @@ BYTES_PER_TOKEN = 23_040  # SmolLM2-135M in bf16
 
 
 class CountingRunner:
-    def run(self, plan: StepPlan) -> StepResult:
-        sampled = {draw.request_id: Sampled(7) for row in plan.rows for draw in row.draws}
+    def move(self, plan: StepPlan) -> float:
+        return 0.0
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        sampled = {draw.request_id: Sampled(7) for row in rows for draw in row.draws}
         return StepResult(sampled, 0.0, 0.0, 0.0)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from engine.core import ControlError, EngineCore
 from engine.messages import BeamOutput
-from engine.plan import StepPlan, StepResult
+from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Control, Preempt, Record
 from engine.sampling_params import BeamParams, SchedulingParams
 from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
@@ -149,10 +151,12 @@ class TimedRunner(MirrorRunner):
 
     token, block = 0.001, 0.001
 
-    def run(self, plan: StepPlan) -> StepResult:
-        return msgspec.structs.replace(
-            super().run(plan), forward=plan.num_tokens * self.token, transfer=plan.num_moves * self.block
-        )
+    def move(self, plan: StepPlan) -> float:
+        super().move(plan)
+        return plan.num_moves * self.block
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        return msgspec.structs.replace(super().compute(rows), forward=sum(row.count for row in rows) * self.token)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import gzip
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from engine.core import EngineCore
-from engine.plan import Sampled, StepPlan, StepResult
+from engine.plan import PlannedRow, Sampled, StepPlan, StepResult
 from engine.protocol import Control, Durations, EngineInfo, Record, Snapshot, encode
 from engine.request import RequestTooLarge
 from engine.sampling_params import SamplingParams
@@ -35,11 +35,14 @@ class _Runner:
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def move(self, plan: StepPlan) -> float:
         transfer = MOVE_SECONDS * plan.num_moves
         self._clock.time += 0.05 + 0.0002 * plan.num_tokens + transfer
-        sampled = {draw.request_id: Sampled(7) for row in plan.rows for draw in row.draws}
-        return StepResult(sampled, 0.0009, 0.0486, 0.0012, transfer=transfer)
+        return transfer
+
+    def compute(self, rows: Sequence[PlannedRow]) -> StepResult:
+        sampled = {draw.request_id: Sampled(7) for row in rows for draw in row.draws}
+        return StepResult(sampled, 0.0009, 0.0486, 0.0012)
 
 
 def simulate(

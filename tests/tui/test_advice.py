@@ -55,13 +55,18 @@ def run(load: Load, control: Control, seconds: float, switches: dict[float, dict
     pending = sorted((switches or {}).items())
 
     class Runner:
-        def run(self, plan):
+        def move(self, plan):
             nonlocal now
             transfer = load.move * plan.num_moves
-            spent = load.base + load.token * plan.num_tokens
-            now += spent + transfer
-            sampled = {draw.request_id: Sampled(7) for row in plan.rows for draw in row.draws}
-            return StepResult(sampled, 0.0, spent, 0.0, transfer=transfer)
+            now += transfer
+            return transfer
+
+        def compute(self, rows):
+            nonlocal now
+            spent = load.base + load.token * sum(row.count for row in rows)
+            now += spent
+            sampled = {draw.request_id: Sampled(7) for row in rows for draw in row.draws}
+            return StepResult(sampled, 0.0, spent, 0.0)
 
     core = EngineCore(Runner(), load.info, control, clock=lambda: now)
     feed = Feed(None, lambda: 0.0)
