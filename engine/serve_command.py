@@ -24,6 +24,7 @@ from engine.cli import (
     unusable,
 )
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
+from engine.faults import parse
 from engine.keys import key, read_keys
 from engine.protocol import Quantize
 from engine.server.origins import allowed_host, allowed_origin, is_loopback
@@ -178,9 +179,19 @@ def _add_recovery(add: Adder) -> None:
     add(
         "--fault",
         nargs="+",
+        type=_fault,
         metavar="FAULT",
         help="for tests: make one happen, as step-error@100 or kill%%500 (docs/security.md has the list)",
     )
+
+
+def _fault(text: str) -> str:
+    """Raises ArgumentTypeError for one that cannot be made to happen."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def configuration(arguments: argparse.Namespace) -> EngineConfig:
