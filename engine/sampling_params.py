@@ -6,6 +6,12 @@ from typing import Literal
 
 import msgspec
 
+# The most that any request may have; a server's own limits lie within.
+MAX_N = 128
+MAX_BEAMS = 32
+MAX_STOPS = 64
+MAX_TOP_LOGPROBS = 20
+
 
 class BeamParams(msgspec.Struct, frozen=True):
     """Beam search with transformers' meanings: a finished beam scores its log-probability over

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from engine.core_client import CoreClient
+from engine.server.access import client_name
 from engine.server.beams import BeamSearch
 from engine.server.bodies import ChatBody, CompletionBody, SamplingFields
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.generation import Answer, Choice, Generation, Piece, TextOptions, Wanted
-from engine.server.service import Loaded
+from engine.server.request_ids import answer_id
+from engine.server.request_log import note
+from engine.server.service import Service
 
 Json = dict[str, Any]
 
@@ -45,14 +48,16 @@ def json_response(body: Any) -> web.Response:
 
 
 def start(
-    client: CoreClient,
-    loaded: Loaded,
+    service: Service,
+    request: web.Request,
+    kind: str,
     body: ChatBody | CompletionBody,
-    request: str,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
 ) -> Generation | BeamSearch:
-    """What answers a body. Raises ApiError on what only this model and this engine rule out."""
+    """What answers a body; its id begins with `kind`. Raises ApiError on what only this model and this engine rule
+    out. Nothing is asked of the engine yet."""
+    client, loaded = service.ready()
     assert client.in_force is not None, "a ready engine has a control"
     rows = client.in_force.control.max_num_seqs  # siblings are forked in one step, and beams go on together
     if body.candidates > rows:
@@ -62,9 +67,35 @@ def start(
         body.stops, bool(body.include_stop_str_in_output), body.skip_special_tokens is not False, body.prompt_only
     )
     sampling = body.sampling(max_tokens, loaded.vocab_size)
-    wanted = Wanted(sampling, body.scheduling, options, body.n or 1, body.candidates)
-    kind = Generation if sampling.beam is None else BeamSearch
-    return kind(client, loaded.tokenizer, request, prompts, wanted)
+    whose = client_name(request)
+    scheduling = body.scheduling(whose, service.settings.limits)
+    wanted = Wanted(sampling, scheduling, options, body.n or 1, body.candidates)
+    name = service.answer_names.unlike(answer_id(kind, request))
+    field = body.asked().field
+    answering = Generation if sampling.beam is None else BeamSearch
+    return answering(
+        client, loaded.tokenizer, name, prompts, wanted, lambda places: service.admission.enter(whose, places, field)
+    )
+
+
+@contextmanager
+def noted(request: web.Request, generation: Generation | BeamSearch) -> Iterator[None]:
+    """The log's line of a request tells what became of its answer, however that ends."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        used, first = total_usage(generation), generation.first_token
+        note(
+            request,
+            answer=generation.id,
+            prompt_tokens=used["prompt_tokens"],
+            output_tokens=used["completion_tokens"],
+            cached_tokens=used["prompt_tokens_details"]["cached_tokens"],
+            finish=generation.finish_reasons,
+        )
+        if first is not None:
+            note(request, ttft=round(first - began, 6))
 
 
 def ending(answer: Answer) -> Json:
@@ -87,8 +118,8 @@ async def stream(
     with_usage = options is not None and bool(options.include_usage)
     running_usage = options is not None and with_usage and bool(options.continuous_usage_stats)
     events = EventStream(request)
-    with suppress(ConnectionResetError):  # the client left: closing the generation aborts its requests
-        try:
+    with suppress(ConnectionResetError), noted(request, generation):
+        try:  # if the client leaves, closing the generation aborts its requests
             async with aclosing(generation.pieces()) as pieces:
                 async for piece in pieces:
                     chunk = {**head, "choices": [choice_of(piece)]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from engine.core_client import CoreClient
@@ -12,12 +11,14 @@ from engine.protocol import FinishReason
 from engine.server.generation import (
     Answer,
     BeamScore,
+    Enter,
+    News,
     Prompt,
     Wanted,
+    add_all,
     check_failure,
     deadline_error,
     make_prompts,
-    request_for,
 )
 from engine.tokenizer import Tokenizer
 
@@ -25,15 +26,31 @@ from engine.tokenizer import Tokenizer
 class BeamSearch:
     """All searches of one HTTP request, one for each prompt."""
 
+    first_token: float | None = None  # none is told before the end
+
     def __init__(
-        self, client: CoreClient, tokenizer: Tokenizer, request: str, prompts: Sequence[Sequence[int]], wanted: Wanted
+        self,
+        client: CoreClient,
+        tokenizer: Tokenizer,
+        request: str,
+        prompts: Sequence[Sequence[int]],
+        wanted: Wanted,
+        enter: Enter,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
         self._wanted = wanted
+        self._enter = enter
+        self._ends: dict[str, Output] = {}  # the last output of each search that has ended
         self.id = request
         self.prompts = make_prompts(request, prompts, wanted.candidates)
         self.completion_tokens = 0  # of all sequences that the searches ended with, answered or not
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """Each that there is; a search that was not let end was aborted."""
+        ends = (self._ends.get(prompt.request) for prompt in self.prompts)
+        return sorted({"abort" if end is None or end.finished is None else end.finished for end in ends})
 
     async def answers(self) -> list[Answer]:
         """Run to the end: the `n` best sequences of each prompt, best first.
@@ -41,9 +58,10 @@ class BeamSearch:
         A search that was ended early tells those it had finished, then those it was at.
 
         Raises:
-            ApiError: the core refused a request or failed, or time ran out before any token.
+            ApiError: the queue is full, the core refused a request or failed, or time ran out before any token.
         """
-        ends = await self._run()
+        await self._run()
+        ends = self._ends
         self.completion_tokens = sum(len(beam.token_ids) for end in ends.values() for beam in end.beams)
         if any(end.finished == "deadline" for end in ends.values()) and not self.completion_tokens:
             raise deadline_error(self._wanted.scheduling)
@@ -59,23 +77,21 @@ class BeamSearch:
                     answers.append(_nothing(len(answers), prompt, end.finished))
         return answers
 
-    async def _run(self) -> dict[str, Output]:
-        """The last output of each search."""
-        news: asyncio.Queue[Output] = asyncio.Queue()
+    async def _run(self) -> None:
         prompts = {prompt.request: prompt for prompt in self.prompts}
-        ends: dict[str, Output] = {}
+        ticket = self._enter(dict.fromkeys(prompts, self._wanted.candidates))
+        news = News(ticket)
         try:
-            for prompt in self.prompts:
-                self._client.add(request_for(prompt, self._wanted), news.put_nowait, self.id)
-            while len(ends) < len(prompts):
+            await add_all(self._client, self.prompts, self._wanted, news, self.id)
+            while len(self._ends) < len(prompts):
                 output = await news.get()
-                check_failure(output)
                 prompts[output.request].take(output)
                 if output.finished is not None:
-                    ends[output.request] = output
+                    self._ends[output.request] = output
+                check_failure(output)
         finally:
             self._client.abort(list(prompts), "abort")
-        return ends
+            ticket.close()
 
     def _answer(self, index: int, prompt: Prompt, beam: BeamOutput) -> Answer:
         options = self._wanted.options

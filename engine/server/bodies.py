@@ -10,17 +10,28 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
-from engine.server.chat_messages import Message, chat_messages
+from engine.sampling_params import (
+    MAX_BEAMS,
+    MAX_N,
+    MAX_TOP_LOGPROBS,
+    BeamParams,
+    SamplingParams,
+    SchedulingParams,
+)
+from engine.server.admission import Asked
+from engine.server.chat_messages import MAX_WORD, Message, check_variables
 from engine.server.errors import ApiError, not_supported
+from engine.server.settings import Limits
 
-MAX_TOP_LOGPROBS = 20
-MAX_N = 128
-MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
+MAX_MESSAGES = 4096
+MAX_USER_LENGTH = 1024
+MAX_MODEL_LENGTH = 4096  # a folder may be the model's name
 MAX_PROMPTS = 4096
 MAX_CHOICES = 4096  # of one request: n for each prompt
-MAX_BEAMS = 32
+MAX_TOKENS_IN_ALL = 1 << 18  # of all prompts of one request
 MAX_BEAM_ENDS = 64  # each makes a step look at as many more candidates as there are beams
 MAX_SALT_LENGTH = 1024
 MAX_TIMEOUT = 86400.0  # seconds
@@ -33,6 +44,7 @@ TokenCount = Annotated[int, Meta(ge=0, lt=2**31)]
 Seed = Annotated[int, Meta(ge=-_WORD_64, le=_WORD_64 - 1)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_N)]
+ModelName = Annotated[str, Meta(max_length=MAX_MODEL_LENGTH)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -41,13 +53,13 @@ class StreamOptions(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    type: str
+    type: Annotated[str, Meta(max_length=MAX_WORD)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
     """What chat and text completions share. None is the same as leaving a field out."""
 
-    model: str | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: ChoiceCount | None = None
@@ -61,16 +73,18 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None  # smaller ones overflow
-    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None
+    ) = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
     min_tokens: TokenCount | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=MAX_USER_LENGTH)] | None = None
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] | None = None
     length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # further out, its powers overflow
@@ -90,8 +104,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     bad_words: Any = None
     truncate_prompt_tokens: Any = None
 
-    def check(self) -> None:
-        """Rules between fields, and fields that are not supported. Raises ApiError."""
+    def check(self, limits: Limits) -> None:
+        """Rules between fields, this server's limits, and fields that are not supported. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options: only allowed when stream is true", param="stream_options")
         if self.response_format is not None and self.response_format.type != "text":
@@ -101,18 +115,34 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         for name in _REFUSED:
             if getattr(self, name) not in (None, False, [], {}, ""):
                 raise not_supported(name, "not supported by this server")
+        self._check_limits(limits)
         for i, stop in enumerate(self.stops):
             name = "stop" if isinstance(self.stop, str) else f"stop[{i}]"
             if not 1 <= len(stop) <= MAX_STOP_LENGTH:
                 raise ApiError(f"{name}: must have 1 to {MAX_STOP_LENGTH} characters, got {len(stop)}", param="stop")
-        if len(self.stops) > MAX_STOPS:
-            raise ApiError(f"stop: at most {MAX_STOPS} strings, got {len(self.stops)}", param="stop")
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError("prompt_logprobs: only allowed when stream is false", param="prompt_logprobs")
         if self.use_beam_search:
             self._check_beams()
         else:
             self._check_choices()
+
+    def _check_limits(self, limits: Limits) -> None:
+        for name in ("n", "best_of", "beam_width"):
+            count = getattr(self, name)
+            if count is not None and count > limits.max_n:
+                raise ApiError(f"{name}: must be from 1 to {limits.max_n} (--max-n), got {count}", param=name)
+        if len(self.stops) > limits.max_stop_strings:
+            raise ApiError(
+                f"stop: at most {limits.max_stop_strings} strings (--max-stop-strings), got {len(self.stops)}",
+                param="stop",
+            )
+        for name in (self._alternatives_field, "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and count > limits.max_logprobs:
+                raise ApiError(
+                    f"{name}: must be from 0 to {limits.max_logprobs} (--max-logprobs), got {count}", param=name
+                )
 
     def _check_choices(self) -> None:
         n, best_of = self.n or 1, self.best_of
@@ -173,14 +203,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         """Nothing is wanted but the prompt itself, perhaps with its log-probabilities."""
         return False
 
-    @property
-    def scheduling(self) -> SchedulingParams:
+    def scheduling(self, client: str, limits: Limits) -> SchedulingParams:
+        """`client` is whose request it is. It ends in `--request-timeout` at the latest."""
+        longest = limits.request_timeout or None
         return SchedulingParams(
             priority=self.priority or 0,
-            timeout=self.timeout,
+            timeout=longest if self.timeout is None else min(self.timeout, longest or self.timeout),
             cache_salt=self.cache_salt,
             prefix_cache=self.prefix_cache is not False,
+            client=client,
         )
+
+    def asked(self) -> Asked:
+        """How many requests it makes in the core. Raises ApiError as `check` does."""
+        return Asked(self.candidates, self.candidates_field)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -189,6 +225,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     @property
     def alternatives(self) -> int | None:
         """How many are told beside each token's log-probability; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def _alternatives_field(self) -> str:
+        """The field that says so."""
         raise NotImplementedError
 
     def sampling(self, max_tokens: int, vocab_size: int) -> SamplingParams:
@@ -251,7 +292,7 @@ _REFUSED = (
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -265,8 +306,8 @@ class ChatBody(SamplingFields, kw_only=True):
     function_call: Any = None
     echo: bool | None = None  # a field of text completions
 
-    def check(self) -> None:
-        super().check()
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
         if self.echo:
             raise not_supported("echo", "must be false, or left out, in a chat; /v1/completions takes true")
         if self.top_logprobs and not self.logprobs:
@@ -279,7 +320,7 @@ class ChatBody(SamplingFields, kw_only=True):
         for name in ("chat_template", "continue_final_message"):
             if getattr(self, name):
                 raise not_supported(name, "not supported by this server")
-        chat_messages(self.messages)
+        check_variables(self.chat_template_kwargs)
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -292,6 +333,10 @@ class ChatBody(SamplingFields, kw_only=True):
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def _alternatives_field(self) -> str:
+        return "top_logprobs"
+
 
 class CompletionBody(SamplingFields, kw_only=True):
     prompt: str | list[str | int | list[TokenId]]
@@ -299,8 +344,8 @@ class CompletionBody(SamplingFields, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
 
-    def check(self) -> None:
-        super().check()
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
         if self.suffix:
             raise not_supported("suffix", "not supported by this server")
         choices = len(self.prompts()) * self.candidates
@@ -331,6 +376,15 @@ class CompletionBody(SamplingFields, kw_only=True):
     def alternatives(self) -> int | None:
         return self.logprobs
 
+    @property
+    def _alternatives_field(self) -> str:
+        return "logprobs"
+
+    def asked(self) -> Asked:
+        prompts = len(self.prompts())
+        field = "prompt" if prompts > self.candidates else self.candidates_field
+        return Asked(prompts * self.candidates, field)
+
     def prompts(self) -> list[str | list[int]]:
         """One text, one list of token ids, several texts, or several lists of ids. Raises ApiError on mixtures."""
         if isinstance(self.prompt, str):
@@ -345,7 +399,7 @@ class CompletionBody(SamplingFields, kw_only=True):
                 param="prompt",
             )
         if kinds == {int}:
-            return [[item for item in self.prompt if isinstance(item, int)]]
+            return [[item for item in self.prompt if isinstance(item, int)]]  # at most as many as commas in a body
         if len(self.prompt) > MAX_PROMPTS:
             raise ApiError(f"prompt: at most {MAX_PROMPTS} prompts, got {len(self.prompt)}", param="prompt")
         return [item for item in self.prompt if not isinstance(item, int)]
@@ -354,9 +408,9 @@ class CompletionBody(SamplingFields, kw_only=True):
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
-    model: str | None = None
+    model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -364,8 +418,17 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
+    model: ModelName | None = None
     tokens: list[TokenId]
+
+
+def check_total(tokens: int) -> None:
+    """How many tokens all prompts of one request have. Raises ApiError."""
+    if tokens > MAX_TOKENS_IN_ALL:
+        raise ApiError(
+            f"prompt: all prompts of a request may have {MAX_TOKENS_IN_ALL:,} tokens together, and these have more",
+            param="prompt",
+        )
 
 
 def check_token_id(token_id: int, param: str, vocab_size: int) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from engine.server.answers import Json, ending, json_response, start, stream, total_usage
+from engine.server.access import client_name
+from engine.server.answers import Json, ending, json_response, noted, start, stream, total_usage
 from engine.server.bodies import ChatBody
 from engine.server.chat_messages import chat_messages
 from engine.server.generation import Answer, Generation, Piece, SampledToken
 from engine.server.logprobs import finite, prompt_logprobs
 from engine.server.parsing import parse
-from engine.server.request_ids import answer_id
 from engine.server.service import Service
 from engine.tokenizer import Tokenizer
 
@@ -24,10 +24,11 @@ class ChatRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         service = self._service
-        client, loaded = service.ready()
+        _, loaded = service.ready()
         body = parse(await service.bodies.read(request), ChatBody)
         model = service.check_model(body.model)
-        body.check()
+        body.check(service.settings.limits)
+        service.admission.check(client_name(request), body.asked())
         prompt = await service.encode_chat(
             chat_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
@@ -36,7 +37,7 @@ class ChatRoutes:
         )
         param, wanted = body.wanted_tokens
         max_tokens = service.max_tokens([prompt], "messages", param, wanted, default=None)
-        generation = start(client, loaded, body, answer_id("chatcmpl", request), [prompt], max_tokens)
+        generation = start(service, request, "chatcmpl", body, [prompt], max_tokens)
         head = {"id": generation.id, "created": int(time.time()), "model": model}
         form = ChatForm(loaded.tokenizer, with_logprobs=body.logprobs is True)
         if body.stream:
@@ -44,7 +45,9 @@ class ChatRoutes:
             return await stream(
                 request, body, generation, {**head, "object": "chat.completion.chunk"}, form.chunk_choice
             )
-        choices = [form.choice(answer) for answer in await generation.answers()]
+        with noted(request, generation):
+            answers = await generation.answers()
+        choices = [form.choice(answer) for answer in answers]
         answer = {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
         if body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(loaded.tokenizer, generation.prompts[0], body.prompt_logprobs)

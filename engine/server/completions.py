@@ -9,12 +9,12 @@ from functools import cache
 from aiohttp import web
 
 from engine.detokenizer import Detokenizer
-from engine.server.answers import Json, ending, json_response, start, stream, total_usage
-from engine.server.bodies import CompletionBody
+from engine.server.access import client_name
+from engine.server.answers import Json, ending, json_response, noted, start, stream, total_usage
+from engine.server.bodies import CompletionBody, check_total
 from engine.server.generation import Answer, Generation, Piece, Prompt, SampledToken
 from engine.server.logprobs import finite, label, prompt_logprobs
 from engine.server.parsing import parse
-from engine.server.request_ids import answer_id
 from engine.server.service import Service
 from engine.tokenizer import Tokenizer
 
@@ -27,19 +27,24 @@ class CompletionRoutes:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         service = self._service
-        client, loaded = service.ready()
+        _, loaded = service.ready()
         body = parse(await service.bodies.read(request), CompletionBody)
         model = service.check_model(body.model)
-        body.check()
+        body.check(service.settings.limits)
+        service.admission.check(client_name(request), body.asked())
         texts = body.prompts()
-        prompts = [
-            await service.encode_prompt(prompt, add_special_tokens=body.add_special_tokens is not False)
-            for prompt in texts
-        ]
+        prompts: list[list[int]] = []
+        total = sum(len(prompt) for prompt in texts if not isinstance(prompt, str))
+        check_total(total)
+        for prompt in texts:
+            prompts.append(await service.encode_prompt(prompt, add_special_tokens=body.add_special_tokens is not False))
+            if isinstance(prompt, str):
+                total += len(prompts[-1])
+                check_total(total)
         max_tokens = service.max_tokens(
             prompts, "prompt", "max_tokens", body.max_tokens, DEFAULT_MAX_TOKENS, echo=bool(body.echo)
         )
-        generation = start(client, loaded, body, answer_id("cmpl", request), prompts, max_tokens)
+        generation = start(service, request, "cmpl", body, prompts, max_tokens)
         head = {"id": generation.id, "object": "text_completion", "created": int(time.time()), "model": model}
         echo = None
         if body.echo:
@@ -48,7 +53,9 @@ class CompletionRoutes:
         if body.stream:
             assert isinstance(generation, Generation), "a beam search is not streamed"
             return await stream(request, body, generation, head, form.chunk_choice)
-        choices = [form.choice(answer) for answer in await generation.answers()]
+        with noted(request, generation):
+            answers = await generation.answers()
+        choices = [form.choice(answer) for answer in answers]
         return json_response({**head, "choices": choices, "usage": total_usage(generation)})
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+import time
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,9 +17,13 @@ from engine.messages import Add, Output
 from engine.plan import ScoredToken
 from engine.protocol import FinishReason
 from engine.sampling_params import SamplingParams, SchedulingParams
+from engine.server.admission import Ticket
 from engine.server.errors import ApiError
 from engine.stop_strings import StopStrings
 from engine.tokenizer import Tokenizer
+
+ADDED_AT_ONCE = 64  # requests; after so many, others get a turn on the event loop
+Enter = Callable[[Mapping[str, int]], Ticket]  # into the queue, each request with its number of places
 
 
 class TextOptions(NamedTuple):
@@ -45,7 +51,7 @@ class Prompt:
     def __init__(self, request: str, siblings: Sequence[str], token_ids: Sequence[int]) -> None:
         self.request = request
         self.siblings = tuple(siblings)
-        self.token_ids = tuple(token_ids)
+        self.token_ids = array("i", token_ids)  # thousands of prompts may wait: a list has nine times the bytes
         self.cached_tokens = 0
         self.scores: list[ScoredToken] = []  # of the tokens after the first, where they were asked for
 
@@ -135,8 +141,10 @@ class Choice:
         """Take the core's news. `finish_reason` is set once, by the core's end or a stop string, whichever is first.
 
         Raises:
-            ApiError: the core refused the request (400) or failed (500).
+            ApiError: as `check_failure` does.
         """
+        if output.finished == "error":
+            self.finish_reason = "error"
         check_failure(output)
         if self._options.prompt_only and output.token_id is not None:
             self.finish_reason = "length"
@@ -163,15 +171,44 @@ class Choice:
         return Piece(self, text, token, self.finish_reason)
 
 
+class News:
+    """What the core tells of one answer's requests, in order; their places in the queue are given back as it comes."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self.first_token: float | None = None  # when it came, on the machine's monotonic clock
+
+    def put(self, output: Output) -> None:
+        if output.token_id is not None:
+            if self.first_token is None:
+                self.first_token = time.monotonic()
+            self._ticket.got_token(output.request)
+        if output.finished is not None:
+            self._ticket.ended(output.request)
+        self._outputs.put_nowait(output)
+
+    async def get(self) -> Output:
+        return await self._outputs.get()
+
+
 class Generation:
     """All choices of one HTTP request: for each prompt one request in the core, and siblings that are forked off it."""
 
     def __init__(
-        self, client: CoreClient, tokenizer: Tokenizer, request: str, prompts: Sequence[Sequence[int]], wanted: Wanted
+        self,
+        client: CoreClient,
+        tokenizer: Tokenizer,
+        request: str,
+        prompts: Sequence[Sequence[int]],
+        wanted: Wanted,
+        enter: Enter,
     ) -> None:
         self._client = client
         self._wanted = wanted
+        self._enter = enter
         self.id = request
+        self.first_token: float | None = None  # when the first of all came, on the machine's monotonic clock
         self.prompts = make_prompts(request, prompts, wanted.candidates)
         self._choices: dict[str, Choice] = {}
         for prompt in self.prompts:
@@ -183,17 +220,23 @@ class Generation:
         """Of all candidates, answered or not."""
         return sum(choice.completion_tokens for choice in self._choices.values())
 
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """Each that there is; a choice that was not let end was aborted."""
+        return sorted({choice.finish_reason or "abort" for choice in self._choices.values()})
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The news of all choices as it comes, until each has ended. Leaving early aborts those that live.
 
         Raises:
-            ApiError: the core refused a request or failed (the others are aborted), or time ran out before any token.
+            ApiError: the queue is full, the core refused a request or failed (the others are aborted), or time ran
+                out before any token.
         """
-        news: asyncio.Queue[Output] = asyncio.Queue()
+        ticket = self._enter(dict.fromkeys(self._choices, 1))
+        news = News(ticket)
         expired: list[Piece] = []  # without a token: told at the end, if others have some
         try:
-            for prompt in self.prompts:
-                self._client.add(request_for(prompt, self._wanted), news.put_nowait, self.id)
+            await add_all(self._client, self.prompts, self._wanted, news, self.id)
             live = len(self._choices)
             while live:
                 output = await news.get()
@@ -217,6 +260,8 @@ class Generation:
                 yield piece
         finally:
             self._client.abort(list(self._choices), "abort")
+            ticket.close()
+            self.first_token = news.first_token
 
     async def answers(self) -> list[Answer]:
         """Run to the end. Of more candidates than are wanted, those with the highest mean log-probability are
@@ -261,16 +306,26 @@ def make_prompts(request: str, prompts: Sequence[Sequence[int]], candidates: int
 
 
 def request_for(prompt: Prompt, wanted: Wanted) -> Add:
-    return Add(prompt.request, prompt.token_ids, wanted.sampling, wanted.scheduling, prompt.siblings)
+    return Add(prompt.request, tuple(prompt.token_ids), wanted.sampling, wanted.scheduling, prompt.siblings)
+
+
+async def add_all(client: CoreClient, prompts: Sequence[Prompt], wanted: Wanted, news: News, answer: str) -> None:
+    """Start the requests of all prompts. Raises EngineDiedError."""
+    for number, prompt in enumerate(prompts, 1):
+        client.add(request_for(prompt, wanted), news.put, answer)
+        if number % ADDED_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def check_failure(output: Output) -> None:
-    """Raise ApiError if the core refused the request (400) or failed on it (500)."""
+    """Raise ApiError if the core refused the request (400), failed on it (500) or died (503)."""
     if output.finished != "error":
         return
     message = output.error or "the engine failed on this request"
+    if output.unavailable:
+        raise ApiError(message, status=503, code="engine_not_ready", headers={"Retry-After": "1"})
     if not output.refused:
-        raise ApiError(message, status=500)
+        raise ApiError(message, status=500, code="step_failed")
     raise ApiError(message, param="beam_width" if message.startswith("beam_width") else None, code="request_too_large")
 
 

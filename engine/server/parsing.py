@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,21 +15,37 @@ from engine.server.errors import ApiError
 
 Body = TypeVar("Body")
 MAX_SHOWN = 40  # characters of a value that is told back
+# A body that is large for its texts takes milliseconds to decode; one of millions of small values takes seconds, and
+# they a gigabyte. Commas inside texts are counted too, but so many come with as many tokens.
+MAX_COMMAS = 1 << 18
+SEARCHED = 1 << 20  # bytes of a body that is not JSON which are looked at for the reason
 
 
 def parse(data: bytes, kind: type[Body]) -> Body:
     """A body from JSON.
 
     Raises:
-        ApiError: 400 that names the field (as `messages[0].role`), or says that it is not JSON.
+        ApiError: 400 that names the field (as `messages[0].role`), or says that it is not JSON or has too many values.
     """
+    if len(data) > MAX_COMMAS and (commas := data.count(b",")) > MAX_COMMAS:
+        raise ApiError(f"the body has too much in it: {commas:,} commas, and at most {MAX_COMMAS:,} are taken")
+    collects = gc.isenabled()
+    gc.disable()  # what is decoded has no cycles, and looking for some costs more than decoding
+    try:
+        return _decode(data, kind)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _decode(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         message, param = explain(str(error), data, kind)
         raise ApiError(message, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if half := _HALF_PAIR.search(data):
+        if half := _HALF_PAIR.search(data, 0, SEARCHED):
             escape = half["escape"].decode()
             what = f"the body is not text: {escape} (byte {half.start('escape')}) is half of a surrogate pair"
         else:
@@ -126,9 +143,13 @@ def _allowed(types: Iterable[inspect.Type], got: Any) -> str:
                 words.append(_bounded("a number", "" if at.le is None else f"{least_words} {at.le:g}", is_number))
             case inspect.StrType(min_length=shortest, max_length=longest):
                 words.append("a string" if longest is None else f"a string of {shortest or 0} to {longest} characters")
-            case inspect.ListType(min_length=shortest):
-                words.append("an array that is not empty" if shortest else "an array")
-            case inspect.DictType() | inspect.StructType():
+            case inspect.ListType(min_length=shortest, max_length=most):
+                at_most = f" of at most {most}" if most is not None and isinstance(got, list) and got else ""
+                words.append("an array that is not empty" if shortest and not at_most else f"an array{at_most}")
+            case inspect.DictType(max_length=most):
+                at_most = f" of at most {most}" if most is not None and isinstance(got, dict) else ""
+                words.append(f"an object{at_most}")
+            case inspect.StructType():
                 words.append("an object")
     return _either(words)
 
@@ -147,7 +168,8 @@ def _either(words: Sequence[str]) -> str:
 def _shown(value: Any) -> str:
     match value:
         case list() | dict():
-            return f"{'an empty' if not value else 'an'} {'array' if isinstance(value, list) else 'object'}"
+            noun = "array" if isinstance(value, list) else "object"
+            return f"an {noun} of {len(value)}" if value else f"an empty {noun}"
         case str() if len(value) > MAX_SHOWN:
             return f"{len(value)} characters"
         case int() if abs(value) >= 10**MAX_SHOWN:

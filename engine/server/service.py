@@ -12,6 +12,7 @@ from engine.core_client import CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.admission import Admission
+from engine.server.answer_names import AnswerNames
 from engine.server.bodies import check_token_id
 from engine.server.errors import ApiError
 from engine.server.hub import StepHub
@@ -44,6 +45,7 @@ class Service:
         self.served_names = settings.names
         self.bodies = Bodies(settings.limits)
         self.admission = Admission(settings.limits)
+        self.answer_names = AnswerNames()
         self.hub = StepHub() if hub is None else hub
         self.created = int(time.time())
         self.loaded: Loaded | None = None
