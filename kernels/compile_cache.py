@@ -2,15 +2,22 @@
 
 numba asks only whether the file of the decorated function has changed, and tells entries of its index apart before
 their code is written: so each state of the sources has a folder of its own, and one process at a time looks into it.
+
+What lies there is run: numba's index is a pickle, its code machine code. So the folder is made for its owner alone, and
+nothing is kept in, or taken from, one that another user owns or could change.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import hashlib
+import logging
 import os
 import pickle
+import pwd
+import stat
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +26,8 @@ from typing import Any
 from numba import cfunc, config, types
 
 _CHOSEN_FOR_NUMBA = config.CACHE_DIR  # NUMBA_CACHE_DIR
+_ROOT = 0
+_log = logging.getLogger(__name__)
 
 
 def folder() -> Path:
@@ -31,15 +40,43 @@ def folder() -> Path:
 def compile_worker(worker: Callable[[int], None]) -> Any:
     """Compile a function of one address to a C function, or load it as compiled before.
 
-    Where nothing can be kept, or what was kept cannot be read, every start compiles anew.
+    Where nothing can be kept, or what was kept cannot be read or trusted, every start compiles anew.
     """
-    config.CACHE_DIR = str(folder())
+    place = folder()
+    config.CACHE_DIR = str(place)
     signature = types.void(types.int64)
     try:
-        with _alone(folder()):
-            return cfunc(signature, cache=True, error_model="numpy")(worker)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if can_be_trusted(place):
+            with _alone(place):
+                return cfunc(signature, cache=True, error_model="numpy")(worker)
+        return cfunc(signature, error_model="numpy")(worker)
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # the first: numba found no place for its cache
         return cfunc(signature, error_model="numpy")(worker)
+
+
+@cache
+def can_be_trusted(folder: Path) -> bool:
+    """Whether only this user (and root) can have put there what lies there; warns if not. Raises OSError."""
+    resolved = folder.resolve(strict=True)
+    for place in (resolved, *resolved.parents):
+        found = place.stat()
+        # Of a folder like /tmp others can add to, but not take away, what lies in it.
+        is_shared = place != resolved and bool(found.st_mode & stat.S_ISVTX)
+        others = stat.S_IWOTH | (0 if _is_private(found.st_gid) else stat.S_IWGRP)
+        if found.st_uid not in (_ROOT, os.geteuid()) or (found.st_mode & others and not is_shared):
+            _log.warning("%s can be changed by other users: compiling anew what is kept in %s", place, folder)
+            return False
+    return True
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is this user alone, as many systems make one for each."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and found.gr_name == user.pw_name and not set(found.gr_mem) - {user.pw_name}
 
 
 @cache
@@ -52,7 +89,6 @@ def _sources(folder: Path) -> str:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold off other processes: two that add to one index at once would swap each other's code. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
