@@ -70,10 +70,12 @@ class ModelConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError if it is missing or is none."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ModelError(f"{path} is no file")
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the last: brackets in brackets in brackets
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from engine.loading.cache import made_once, tell
 from engine.loading.config import SUPPORTED
 from engine.loading.errors import ModelError
 from engine.loading.gguf_blocks import FILE, write_blocks
+from engine.loading.gguf_head import read_gguf_head
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +55,15 @@ def convert(path: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        tell("paged-engine: reading the tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        metadata.mend_tokenizer(tokenizer)
-        tokenizer.save_pretrained(folder)
-        tell("paged-engine: reading the weights")
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        with tempfile.TemporaryDirectory() as alone:  # what lies beside the file is not read, least of all as code
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            source: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+            tell("paged-engine: reading the tokenizer")
+            tokenizer = AutoTokenizer.from_pretrained(alone, **source)
+            metadata.mend_tokenizer(tokenizer)
+            tokenizer.save_pretrained(folder)
+            tell("paged-engine: reading the weights")
+            model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, ImportError) as error:
         raise ModelError(f"{path}: cannot be converted: {error}") from error
     tell("paged-engine: writing safetensors")
@@ -86,6 +91,7 @@ class _Metadata:
         from gguf import GGUFReader
 
         self.path = path
+        read_gguf_head(path)  # which the package would believe whatever it says: lengths of 2**63, and run on them
         try:
             self.reader: GGUFReader = GGUFReader(path)
         except OSError as error:
@@ -100,8 +106,12 @@ class _Metadata:
             raise ModelError(f"{path} is not a whole GGUF file: tensors are missing")
 
     def field(self, key: str) -> Any:
+        """What a field says; None if it is not there. Raises ModelError if it is nothing that can be read."""
         field = self.reader.get_field(key)
-        return None if field is None else field.contents()
+        try:
+            return None if field is None else field.contents()
+        except Exception as error:  # as the reader itself
+            raise ModelError(f"{self.path}: {key} cannot be read: {error}") from error
 
     def stored_dtype(self) -> torch.dtype:
         """The width the file's matrices have; bfloat16 for quantised ones.
