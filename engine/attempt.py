@@ -78,7 +78,7 @@ def _in_parts(compute: Compute, rows: Sequence[PlannedRow], begun: float) -> Ste
     tokens = sum(row.count for row in rows)
     fault = f"not enough memory to compute {tokens} tokens at once: they were computed in {len(results)} parts"
     if lost:
-        fault += f", and {len(lost)} requests did not fit even so"
+        fault += f"; {len(lost)} of its {len(rows)} rows did not fit even so"
     return _joined(results, begun, failed, lost, fault)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 import pytest
@@ -17,10 +17,11 @@ from engine.books import check_books
 from engine.core import ControlError, EngineCore, seeded
 from engine.invariants import InvariantViolated, check_state
 from engine.messages import BeamOutput
-from engine.protocol import Control, Parts, PoolTotals, Record, WaitCause, decode_item, encode
+from engine.protocol import Control, FinishReason, Parts, PoolTotals, Record, WaitCause, decode_item, encode
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
+from tui.checks import check_record
 from tui.fold import EngineFold, MissingRecords
 
 CONTROLS = st.builds(
@@ -76,7 +77,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.tokens: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.added = 0
-        self.interrupted = False  # requests are aborted while a step runs, the next in turn perhaps
+        self.interrupted = False  # requests end while a step runs, the next in turn perhaps
+        self.costly = False  # a fault may cost requests their answers
 
     @rule(
         shared=st.integers(0, 40),
@@ -155,6 +157,47 @@ class EngineMachine(RuleBasedStateMachine):
             self.wanted.pop(name, None)
             self.searched.pop(name, None)
 
+    @rule(
+        kind=st.sampled_from(["compute", "move", "move"]),
+        which=st.integers(0, 30),
+        abort=st.sampled_from([False, False, True]),
+        batch=st.integers(0, 3),
+    )
+    def fail(self, kind: Literal["compute", "move"], which: int, abort: bool, batch: int) -> None:
+        """A step that computes fails, or the next one that moves blocks; somebody leaves meanwhile, perhaps."""
+        for index in range(batch):
+            self.add_plain([*range(20), 40 + index], 20)
+        live, runner = sorted(self.wanted.keys() | self.searched.keys()), self.core.runner
+        assert isinstance(runner, MirrorRunner)
+        runner.fault, self.costly, self.interrupted = kind, True, True
+        leaving = live[which % len(live)] if live and abort else None
+        runner.during = lambda: leaving and self.core.abort(leaving)
+        failures = self.core._failures
+        for _ in range(10):
+            self.step()
+            if self.core._failures > failures or not self.core.has_work:
+                break
+        if self.core._failures > failures:
+            REACHED[f"faults of {kind}"] += 1
+        self.core._failures = 0
+        runner.fault, self.costly, self.interrupted, runner.during = "", False, False, lambda: None
+        if leaving is not None and leaving not in self.core.scheduler.requests:
+            self.wanted.pop(leaving, None)
+            self.searched.pop(leaving, None)
+
+    @rule(most=st.sampled_from([0, 1, 1, 2, 3, 7]), longest=st.sampled_from([1 << 30, 1 << 30, 9]))
+    def run_short_of_memory(self, most: int, longest: int) -> None:
+        """For a few steps there is memory for few tokens at once: this costs no answer if it is enough for one."""
+        runner = self.core.runner
+        assert isinstance(runner, MirrorRunner)
+        runner.most_tokens, runner.longest = most, longest
+        self.costly = self.interrupted = most == 0 or longest < 100
+        for _ in range(2):
+            self.step()
+        self.core._failures = 0
+        runner.most_tokens = runner.longest = 1 << 30
+        self.costly = self.interrupted = False
+
     @rule(which=st.integers(0, 30))
     def stop(self, which: int) -> None:
         """A stop string was found in the text of one that runs."""
@@ -230,6 +273,12 @@ class EngineMachine(RuleBasedStateMachine):
             if output.finished in ("abort", "deadline"):
                 self.wanted.pop(name, None)
                 self.searched.pop(name, None)
+            elif output.finished == "error":
+                assert self.costly, "a request fails and nothing was wrong"
+                assert output.error
+                if name in self.wanted:
+                    assert self.tokens[name] == self.wanted.pop(name)[0][: len(self.tokens[name])]
+                self.searched.pop(name, None)
             elif output.finished is not None and output.beams:
                 assert output.beams == self.searched.pop(name)
                 REACHED["beam searches"] += 1
@@ -239,7 +288,9 @@ class EngineMachine(RuleBasedStateMachine):
     def tell(self, record: Record) -> None:
         decoded = decode_item(encode(record))
         assert decoded == record
+        check_record(record, self.fold)
         self.fold.apply(record)
+        REACHED["steps in parts"] += "parts" in record.fault
         waste, sharing, info = record.waste, record.sharing, self.core.info
         assert sum(msgspec.structs.astuple(record.pool)) == info.num_blocks
         assert waste.held == waste.filled + waste.internal == sharing.physical_blocks * info.block_size
@@ -307,9 +358,9 @@ def test_the_machine_came_to_everything():
         pytest.skip("the machine has not run")
     print(dict(REACHED))
     causes = [f"waits for {cause}" for cause in get_args(WaitCause)]
-    ends = [f"ends by {reason}" for reason in ("stop", "length", "abort", "deadline")]
+    ends = [f"ends by {reason}" for reason in get_args(FinishReason)]
     wanted = ["copies", "forks", "blocks brought back", "tokens copied out of other blocks", "beam searches"]
-    wanted += ["preempted by swap", "preempted by recompute"]
+    wanted += ["preempted by swap", "preempted by recompute", "faults of compute", "faults of move", "steps in parts"]
     assert REACHED["machine steps"] >= 30 * STEPS
     if STEPS >= 6000:
         assert REACHED["machine steps"] >= 200_000
