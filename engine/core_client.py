@@ -44,6 +44,7 @@ from engine.messages import (
     ToCore,
 )
 from engine.protocol import Control, EngineInfo, FinishReason
+from engine.watchdog import HUNG
 
 Sink = Callable[[Output], None]
 IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
@@ -66,6 +67,10 @@ class EngineDiedError(Exception):
     def __init__(self, message: str, *, unusable: bool = False) -> None:
         super().__init__(message)
         self.unusable = unusable  # a bad setting, not a crash
+
+
+class CallFailedError(RuntimeError):
+    """The core could not answer, and goes on; the message says why."""
 
 
 class CallRefusedError(ValueError):
@@ -111,6 +116,8 @@ class CoreProcess:
             name = signal.Signals(-code).name
             hint = "; perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
             return f"the engine process was killed by {name}{hint}"
+        if code == HUNG:
+            return "the engine process ended itself: a step did not end (--step-timeout)"
         return f"the engine process ended with exit code {code}"
 
     def stop(self, timeout: float) -> None:
@@ -341,9 +348,12 @@ class CoreClient:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
         try:
-            return await future
+            reply = await future
         finally:
             self._calls.pop(call, None)
+        if reply.failed:
+            raise CallFailedError(reply.failed)
+        return reply
 
     def _dispatch(self, message: FromCore) -> None:
         match message:

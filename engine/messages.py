@@ -95,10 +95,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot start or go on: `message` tells a person; `unusable` is a bad setting, not a crash."""
+    """The engine cannot start or go on: `message` tells a person; `unusable` is a bad setting, not a crash.
+
+    `crash_file` is where its last steps lie, if anywhere: not for clients, who need not know this machine's folders.
+    """
 
     message: str
     unusable: bool
+    crash_file: str = ""
 
 
 class BeamOutput(msgspec.Struct, frozen=True):
@@ -168,12 +172,14 @@ class BlockTokens(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """Answer to a call: JSON, or `error`; `seq` is the first record in which it holds."""
+    """Answer to a call: JSON, or `error`; `seq` is the first record in which it holds. `failed`: it is the engine, not
+    the caller, that is to blame."""
 
     call: int
     seq: int
     json: bytes = b""
     error: str | None = None
+    failed: str = ""
 
 
 Call = SetControl | GetSnapshot | ListRequests | GetRequestTokens | GetBlockTokens | ClearCache

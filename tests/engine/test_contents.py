@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import random
-import socket
 
 import msgspec
 import pytest
@@ -12,8 +10,6 @@ import pytest
 from engine.block_hash import ROOT, chain_hash, root_hash
 from engine.contents import HASH_DIGITS, block_tokens, live_requests, request_tokens
 from engine.core import EngineCore
-from engine.core_process import CoreLoop, Sender
-from engine.framing import FrameSplitter, decode_from_core
 from engine.messages import (
     BlockTokens,
     GetBlockTokens,
@@ -27,6 +23,7 @@ from engine.messages import (
 from engine.protocol import Control, LiveRequests
 from engine.request import Request, RequestTooLarge
 from engine.sampling_params import BeamParams, SchedulingParams
+from tests.engine.loops import Talk, loop_of
 from tests.engine.mirror import MirrorRunner, greedy, mirror_core
 
 
@@ -178,16 +175,10 @@ def test_the_list_has_a_snapshots_order_and_counts() -> None:
 def test_the_loop_answers_between_steps_after_the_record_it_names() -> None:
     core = mirror_core(block_size=4)
     core.add("a", range(6), greedy(9, ignore_eos=True))
-    inbox: queue.SimpleQueue = queue.SimpleQueue()
-    for message in (ListRequests(1), GetRequestTokens(2, "a", 4, 16), GetRequestTokens(3, "b", 0, 16)):
-        inbox.put(message)
-    inbox.put(GetBlockTokens(4, 31, 16))
-    inbox.put(Shutdown())
-    ours, theirs = socket.socketpair()
-    sender = Sender(ours)
-    CoreLoop(core, inbox, sender).run()
-    sender.close()
-    step, listed, request, nobody, block = map(decode_from_core, FrameSplitter().feed(theirs.recv(1 << 16)))
+    asked = (ListRequests(1), GetRequestTokens(2, "a", 4, 16), GetRequestTokens(3, "b", 0, 16))
+    talk = Talk(*asked, GetBlockTokens(4, 31, 16), Shutdown())
+    loop_of(core, talk.inbox, talk.sender).run()
+    step, listed, request, nobody, block = talk.told()
     assert isinstance(step, Step)
     replies = [reply for reply in (listed, request, nobody, block) if isinstance(reply, Reply)]
     assert [(reply.call, reply.seq) for reply in replies] == [(number, step.seq) for number in (1, 2, 3, 4)]
@@ -196,8 +187,6 @@ def test_the_loop_answers_between_steps_after_the_record_it_names() -> None:
     assert decode(replies[0].json, type=LiveRequests).waiting == 1
     assert decode(replies[1].json, type=RequestTokens).part.tokens == (4, 5)
     assert decode(replies[3].json, type=BlockTokens).part.tokens == ()
-    ours.close()
-    theirs.close()
 
 
 def test_only_what_is_new_is_read_of_a_long_request() -> None:

@@ -1,110 +1,190 @@
-"""The core's sender keeps outputs, bounds step records, and never waits for the other side."""
+"""The core's own process, with faults made to happen: what it says, what it leaves behind, and that it ends."""
 
-import queue
+from __future__ import annotations
+
+import json
+import os
+import signal
 import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from engine.core_process import IDLE_SECONDS, CoreLoop, Sender
+import pytest
+
+from engine.config import EngineConfig
 from engine.framing import FrameSplitter, decode_from_core, frame
-from engine.messages import Add, Output, Outputs, Reply, Shutdown, Step
-from engine.request import RequestTooLarge
-from engine.sampling_params import BeamParams, SamplingParams
+from engine.messages import Add, Fatal, FromCore, GetSnapshot, Outputs, Ready, Shutdown, Start, Step
+from engine.protocol import Record, decode_item
+from engine.watchdog import HUNG
+from tests.engine.mirror import greedy
+from tui.recording import read_recording
+
+MEGABYTES = 16 * 1024 * 1024
 
 
-def test_a_stopped_reader_loses_old_records_and_no_outputs() -> None:
-    ours, theirs = socket.socketpair()
-    sender = Sender(ours, max_step_bytes=100_000)
-    record = b"x" * 1000
-    most = 0
-    for seq in range(1, 5001):
-        sender.send(Step(seq, record))
-        sender.send(Outputs((Output(f"r{seq}", seq),)))
-        most = max(most, sender.pending_step_bytes)
-    assert most <= 100_000
-    sender.close(timeout=0)  # it goes on writing what is kept
-    received: list[object] = []
-    splitter = FrameSplitter()
-    while len(received) < 5000 or not isinstance(received[-1], Outputs) or received[-1].outputs[0].token_id != 5000:
-        received += map(decode_from_core, splitter.feed(theirs.recv(1 << 16)))
-    outputs = [m.outputs[0].token_id for m in received if isinstance(m, Outputs)]
-    steps = [m.seq for m in received if isinstance(m, Step)]
-    assert outputs == list(range(1, 5001))
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 5000
-    assert len(steps) < 5000
-    ours.close()
+class Core:
+    """A core's process, at the other end of its socket. Its log lines are JSON, in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.crash_dir = folder / "crashes"
+        self._log = folder / "log"
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(60)
+        with theirs, self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "engine.core_process", "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._messages = self._read()
+
+    def start(self, **settings: Any) -> None:
+        """Send what starts it, and wait until it serves."""
+        config = EngineConfig(
+            model="tiny", kv_memory=MEGABYTES, crash_dir=str(self.crash_dir), log_format="json", **settings
+        )
+        self.socket.sendall(frame(Start(config)))
+        while not isinstance(self.next(), Ready):
+            pass
+
+    def next(self) -> FromCore:
+        return next(self._messages)
+
+    def rest(self) -> list[FromCore]:
+        """All that it says until it ends."""
+        return list(self._messages)
+
+    def ended(self) -> int:
+        return self.process.wait(60)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self._log.read_text().splitlines():
+            if line.startswith("{"):
+                event = json.loads(line)
+                if event.get("event") == name:
+                    found.append(event)
+        return found
+
+    def printed(self) -> str:
+        return self._log.read_text()
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _read(self) -> Iterator[FromCore]:
+        splitter = FrameSplitter()
+        try:
+            while data := self.socket.recv(1 << 16):
+                yield from map(decode_from_core, splitter.feed(data))
+        except ConnectionResetError:  # it has not read all that was sent
+            return
 
 
-def test_frames_arrive_in_order_however_they_are_cut() -> None:
-    sent = [Reply(i, i, b"y" * (i * 37 % 500)) for i in range(100)]
-    data = b"".join(map(frame, sent))
-    splitter = FrameSplitter()
-    got = [decode_from_core(body) for i in range(0, len(data), 7) for body in splitter.feed(data[i : i + 7])]
-    assert got == sent
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[Core]:
+    core = Core(tmp_path)
+    yield core
+    core.close()
 
 
-class FullCore:
-    """A core that no request fits."""
-
-    has_work = False
-
-    def add(self, *_: object, arrived: float | None) -> None:
-        raise RequestTooLarge("too large")
-
-    def step(self) -> tuple[tuple[Output, ...], None]:
-        return (), None
+def fatal_of(told: list[FromCore]) -> Fatal:
+    (fatal,) = [message for message in told if isinstance(message, Fatal)]
+    assert told[-1] is fatal, "something was told after the end"
+    return fatal
 
 
-def test_a_request_that_can_never_fit_is_refused_and_the_loop_goes_on() -> None:
-    ours, theirs = socket.socketpair()
-    inbox: queue.SimpleQueue = queue.SimpleQueue()
-    inbox.put(Add("a", (1,), SamplingParams(1), siblings=("b", "c")))
-    inbox.put(Add("d", (1,), SamplingParams(1, beam=BeamParams(2)), siblings=("e",)))  # of beams one reports
-    inbox.put(Shutdown())
-    sender = Sender(ours)
-    CoreLoop(FullCore(), inbox, sender).run()  # type: ignore[arg-type]
-    sender.close()
-    received = [decode_from_core(body) for body in FrameSplitter().feed(theirs.recv(1 << 16))]
-    assert received == [
-        Outputs(tuple(Output(request, finished="error", error="too large", refused=True) for request in reporting))
-        for reporting in ("abc", "d")
-    ]
-    ours.close()
-    theirs.close()
+def ask(core: Core) -> None:
+    core.socket.sendall(frame(Add("a", tuple(range(40)), greedy(300, ignore_eos=True))))
 
 
-class IdleCore:
-    """A core with a request that can never run, to see that the loop does not spin on it."""
+def test_wrong_books_stop_the_engine_and_leave_the_steps_before(core: Core) -> None:
+    core.start(faults=("corrupt@50",), check_every=1)
+    ask(core)
+    told = core.rest()
+    fatal = fatal_of(told)
+    assert core.ended() == 1
+    assert fatal.message.startswith("the engine stopped: its books do not agree: ")
+    (path,) = core.crash_dir.iterdir()
+    assert fatal.crash_file == str(path)
+    (event,) = core.events("engine_failed")
+    assert event["message"] == f"{fatal.message}; the steps before it: paged-top play {path}"
+    assert (event["level"], event["crash_file"]) == ("critical", str(path))
 
-    has_work = True
-    steps = 0
-
-    def step(self) -> tuple[tuple[Output, ...], None]:
-        self.steps += 1
-        assert self.steps < 100, "the loop spins"
-        return (), None
-
-
-class WatchedInbox:
-    """Empty until it has been waited at a few times; keeps the time-outs of the waits."""
-
-    def __init__(self) -> None:
-        self.waits: list[float | None] = []
-
-    def get(self, timeout: float | None = None) -> Shutdown:
-        self.waits.append(timeout)
-        if len(self.waits) < 4:
-            raise queue.Empty
-        return Shutdown()
-
-    def get_nowait(self) -> Shutdown:
-        raise queue.Empty
+    steps = [message for message in told if isinstance(message, Step)]
+    recorded = list(read_recording(path))
+    assert recorded[1:] == [decode_item(step.json) for step in steps]
+    assert recorded[-1].seq == steps[-1].seq == 49
+    assert sum(isinstance(message, Outputs) for message in told) == 49
+    assert isinstance(recorded[-1], Record)
+    shown = subprocess.run(
+        [sys.executable, "-m", "tui.cli", "play", str(path), "--once"], capture_output=True, text=True, timeout=60
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "tiny" in shown.stdout
 
 
-def test_a_loop_without_progress_waits_for_frames_before_every_step() -> None:
-    ours, theirs = socket.socketpair()
-    core, inbox = IdleCore(), WatchedInbox()
-    CoreLoop(core, inbox, Sender(ours)).run()  # type: ignore[arg-type]
-    assert inbox.waits == [IDLE_SECONDS] * 4
-    assert core.steps == 3
-    ours.close()
-    theirs.close()
+def test_a_step_that_hangs_ends_the_process(core: Core) -> None:
+    core.start(faults=("hang@20",), step_timeout=1.0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent says when to end
+        core.process.send_signal(number)
+    ask(core)
+    fatal = fatal_of(core.rest())
+    assert core.ended() == HUNG
+    assert "(--step-timeout 1)" in fatal.message
+    (path,) = core.crash_dir.iterdir()
+    assert [item.seq for item in read_recording(path)] == list(range(20))
+    assert len(core.events("step_hung")) == len(core.events("engine_failed")) == 1
+    printed = core.printed()
+    assert "Thread 0x" in printed
+    assert "in compute" in printed, "the stack of the step"
+
+
+def test_an_error_outside_the_device_ends_the_engine_though_no_crash_file_can_be_written(core: Core) -> None:
+    core.crash_dir.write_bytes(b"no folder")
+    core.start(faults=("plan-error@5",))
+    ask(core)
+    fatal = fatal_of(core.rest())
+    assert core.ended() == 1
+    assert fatal.message == "the engine failed: InjectedError: an error made to happen by --fault plan-error@5"
+    assert fatal.crash_file == ""
+    assert len(core.events("crash_file_failed")) == 1
+    (event,) = core.events("engine_failed")
+    assert event["error"]
+
+
+def test_a_core_that_serves_and_is_told_what_makes_no_sense_ends(core: Core) -> None:
+    core.start()
+    core.socket.sendall(frame(GetSnapshot(1)) + struct.pack("<I", 3) + b"\xc1\xc1\xc1")
+    fatal = fatal_of(core.rest())
+    assert core.ended() == 1
+    assert fatal.message.startswith("the engine's process was told what makes no sense: a frame of 3 bytes")
+    assert len(core.events("bad_frame")) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b"\xff\xff\xff\xff" + b"x" * 100_000, "a frame has 4,294,967,295 bytes"),
+        (struct.pack("<I", 12) + b"GET / HTTP/1", "a frame of 12 bytes is no message"),
+        (frame(Shutdown()), "the first message does not start the engine"),
+    ],
+    ids=["4 GiB", "HTTP", "no start"],
+)
+def test_what_is_no_start_is_refused(core: Core, sent: bytes, message: str) -> None:
+    core.socket.sendall(sent)
+    assert message in fatal_of(core.rest()).message
+    assert core.ended() == 1
+
+
+def test_a_core_that_nobody_starts_ends_with_its_socket(core: Core) -> None:
+    core.socket.close()
+    assert core.ended() == 1

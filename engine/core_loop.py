@@ -1,0 +1,210 @@
+"""The core process's main loop: messages in, steps, news out. It stops at the first sign that the books are wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from typing import TYPE_CHECKING
+
+from engine.block_pool import IllegalState
+from engine.books import check_books, check_totals
+from engine.contents import block_tokens, live_requests, request_tokens
+from engine.faults import Faults
+from engine.flight_recorder import FlightRecorder
+from engine.framing import BadFrame
+from engine.log import event
+from engine.messages import (
+    Abort,
+    Add,
+    BlockTokens,
+    Call,
+    ClearCache,
+    GetBlockTokens,
+    GetRequestTokens,
+    GetSnapshot,
+    ListRequests,
+    Output,
+    Outputs,
+    Reply,
+    RequestTokens,
+    SetControl,
+    Shutdown,
+    Start,
+    Step,
+    ToCore,
+)
+from engine.protocol import LiveRequests, Record, encode
+from engine.sender import Sender
+from engine.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore
+
+IDLE_SECONDS = 0.05  # requests wait but none can run: look again
+ENTRIES_EVERY = 10  # of the checks of the books, one looks at every entry, the others at the sums
+
+Incoming = ToCore | BadFrame | None  # None: the API process is gone
+_log = logging.getLogger(__name__)
+
+
+class CoreLoop:
+    """`run` returns when it was told to end, or nobody is there any more. Whatever it raises says that the engine
+    cannot go on: nothing is computed or told after that."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        inbox: queue.SimpleQueue[Incoming],
+        sender: Sender,
+        recorder: FlightRecorder,
+        watchdog: Watchdog,
+        faults: Faults,
+        check_every: int,
+    ) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._sender = sender
+        self._recorder = recorder
+        self._watchdog = watchdog
+        self._faults = faults
+        self._check_every = check_every
+        self._steps = 0  # that did something
+        self._running = True
+        self._idle = True  # the last step did nothing: wait for a frame
+
+    def run(self) -> None:
+        while self._running:
+            self._drain()
+            if self._running:
+                self._step()
+
+    def _drain(self) -> None:
+        """Take what has come; wait only if there is nothing to step."""
+        if self._idle:
+            timeout = IDLE_SECONDS if self._core.has_work else None
+            with contextlib.suppress(queue.Empty):
+                self._handle(self._inbox.get(timeout=timeout))
+        while self._running:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(message)
+
+    def _step(self) -> None:
+        self._watchdog.begin()
+        try:
+            self._faults.before_step(self._core)
+            outputs, record = self._core.step()
+        finally:
+            self._watchdog.end()
+        self._idle = not outputs and record is None
+        if self._idle:
+            return
+        self._steps += 1
+        if self._check_every and self._steps % self._check_every == 0:
+            every_entry = self._steps // self._check_every % ENTRIES_EVERY == 0
+            (check_books if every_entry else check_totals)(self._core.scheduler, self._core.ledger)
+        if outputs:
+            self._sender.send(Outputs(outputs))
+        self._tell(record)
+
+    def _tell(self, record: Record | None) -> None:
+        """Send a record that was just made: nothing has changed since."""
+        if record is None:
+            return
+        told = encode(record)
+        self._sender.send(Step(record.seq, told))
+        self._recorder.take(told)
+        if self._recorder.is_full:
+            self._recorder.begin(self._core.snapshot())
+
+    def _handle(self, message: Incoming) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort(requests, reason):
+                for request in requests:
+                    try:
+                        self._core.abort(request, reason)
+                    except Exception as error:
+                        self._survive(f"request {request} could not be ended", error)
+            case Shutdown() | None:
+                self._running = False
+            case BadFrame():
+                raise message
+            case Start():
+                raise BadFrame("the engine was told to start twice")
+            case _:
+                self._answer(message)
+
+    def _add(self, message: Add) -> None:
+        """Queue a request, or tell whoever reports for it why not. An exception that nobody expects costs this request
+        alone, unless it has left the books in disorder."""
+        reporting = (message.request, *(() if message.sampling.beam else message.siblings))
+        try:
+            self._core.add(
+                message.request,
+                message.prompt,
+                message.sampling,
+                message.scheduling,
+                message.siblings,
+                arrived=message.arrived,
+            )
+        except ValueError as error:  # RequestTooLarge: it could never run
+            told, refused = str(error), True
+        except Exception as error:
+            self._survive(f"request {message.request} could not be queued", error)
+            for one in (*message.siblings, message.request):  # if it was, whoever waits for it is told of this alone
+                self._core.abort(one)
+            told, refused = f"the engine could not take this request ({type(error).__name__})", False
+        else:
+            return
+        ended = (Output(one, finished="error", error=told, refused=refused) for one in reporting)
+        self._sender.send(Outputs(tuple(ended)))
+
+    def _survive(self, what: str, error: Exception) -> None:
+        """Go on after an exception if it has left the books in order; raise it again if it says itself that it has not.
+
+        Raises InvariantViolated if they are not.
+        """
+        if isinstance(error, IllegalState):
+            raise error
+        check_books(self._core.scheduler, self._core.ledger)
+        event(_log, logging.ERROR, "message_failed", f"{what}; the engine goes on", error=error)
+
+    def _answer(self, message: Call) -> None:
+        """Answer a call, if only with what went wrong."""
+        try:
+            reply = self._reply(message)
+        except Exception as error:
+            self._survive(f"{type(message).__name__} could not be answered", error)
+            failed = f"the engine could not answer: {type(error).__name__}: {error}"
+            reply = Reply(message.call, self._core.seq, failed=failed)
+        self._sender.send(reply)
+
+    def _reply(self, message: Call) -> Reply:
+        core = self._core
+        if isinstance(message, SetControl):
+            try:
+                seq = core.set_control(message.control)
+            except ValueError as error:  # ControlError
+                return Reply(message.call, 0, error=str(error))
+            return Reply(message.call, seq, encode(core.control))
+        found: LiveRequests | RequestTokens | BlockTokens | int | None
+        if isinstance(message, ClearCache):
+            cleared = core.clear_cache()
+        self._tell(core.flush())  # what is told below is as of after the last record
+        match message:
+            case GetSnapshot(call):
+                return Reply(call, core.seq, encode(core.snapshot()))
+            case ListRequests():
+                found = live_requests(core.scheduler, core.seq)
+            case GetRequestTokens(_, request, first, before):
+                found = request_tokens(core.scheduler, request, first, before)
+            case GetBlockTokens(_, block, before):
+                found = block_tokens(core.scheduler, block, before)
+            case ClearCache():
+                found = cleared
+        return Reply(message.call, core.seq, encode(found), "nothing has that name" if found is None else None)
