@@ -19,7 +19,7 @@ KINDS = {
     "step-error": ("", "computing raises an error when it is done: its results are lost"),
     "move-error": ("", "the first step from then on that copies or swaps blocks raises an error and moves none"),
     "memory": ("TOKENS", "to compute more than so many tokens at once there is no memory"),
-    "nan": ("", "the logits of the first row that samples, or is scored, are not numbers"),
+    "nan": ("", "the first logits of a step, of whoever samples or has its prompt scored, are not numbers"),
     "slow": ("SECONDS", "computing takes so much longer"),
     "hang": ("", "computing never ends"),
     "kill": ("", "the engine's process kills itself (SIGKILL) while it computes"),
