@@ -102,6 +102,9 @@ def check_record(record: Record, fold: EngineFold) -> None:
             _require(max(change.blocks) < engine.num_blocks, "tables.blocks", max(change.blocks))
         lengths[change.request] = change.start + len(change.blocks)
         logical += lengths[change.request] - length
+    for copy in record.copies:
+        for field in ("source", "target"):
+            _require(0 <= getattr(copy, field) < engine.num_blocks, f"copies.{field}", getattr(copy, field))
     for name in left:
         logical -= _length(name, lengths, requests)
     _require(logical == record.sharing.logical_blocks, "sharing.logical_blocks", record.sharing.logical_blocks)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from engine.protocol import Control, Snapshot
-from tui.checks import check_record, check_snapshot
+from engine.protocol import Control, Record, Snapshot
+from tui.checks import Contradiction, check_record, check_snapshot
 from tui.fold import EngineFold
 
 
@@ -29,3 +30,20 @@ def test_whatever_an_engine_does_is_believed(simulated, seed):
     assert fold.seq == 420
     if seed == 1:
         assert at_once
+
+
+@pytest.mark.parametrize("field", ["source", "target"])
+@pytest.mark.parametrize("block", [-1, 360, 2**63])
+def test_a_copy_of_a_block_that_is_not_there_is_not_believed(simulated, field, block):
+    """A negative one would quietly be another block."""
+    items = simulated.simulate(420, blocks=360, max_model_len=900, rate=4.0, system_tokens=300, forked=0.5, seed=1)
+    fold = EngineFold.from_snapshot(next(items))
+    for item in items:
+        assert isinstance(item, Record)
+        check_record(item, fold)
+        if item.copies:
+            break
+        fold.apply(item)
+    wrong = (msgspec.structs.replace(item.copies[0], **{field: block}), *item.copies[1:])
+    with pytest.raises(Contradiction, match=rf"copies\.{field} cannot be {block}"):
+        check_record(msgspec.structs.replace(item, copies=wrong), fold)
