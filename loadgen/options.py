@@ -32,7 +32,7 @@ def _positive(kind: Callable[[str], float], text: str) -> float:
         value = kind(text)
     except ValueError:
         value = math.nan
-    if not (value > 0 and math.isfinite(value)):
+    if not 0 < value < math.inf:  # no float is made of a whole number: it may be too large for one
         what = "a whole number" if kind is int else "a number"
         raise argparse.ArgumentTypeError(f"expected {what} above 0, got {text!r}")
     if not LEAST <= value <= MOST:
