@@ -54,8 +54,9 @@ def check_totals(scheduler: Scheduler, ledger: Ledger) -> None:
     kv, requests = scheduler.kv, scheduler.requests.values()
     pool, cache, host = kv.pool, kv.pool.cache, kv.host
     _require(not pool.pins, "a block is pinned between steps")
-    entries, references = sum(map(len, map(_table, requests))), sum(pool.references)
-    _require(references == entries, f"blocks have {references} references, and tables have {entries} entries")
+    entries = sum(map(len, map(_table, requests)))
+    if sum(pool.references) != entries:  # which block it is takes longer to find
+        _check_references(pool.references, _held(map(_table, requests), pool.num_blocks, "block"), "block")
     _require(pool.logical == entries, f"tables have {entries} entries, not {pool.logical}")
     free, queued = pool.references.count(0), len(pool.queue)
     _require(free == queued, f"{free} of {pool.num_blocks} blocks are held by nobody, and {queued} are queued")
@@ -65,8 +66,8 @@ def check_totals(scheduler: Scheduler, ledger: Ledger) -> None:
     # Either all have tokens to be found by their beginning, or none has.
     beginnings = published if any(contents.tokens for contents in islice(cache.contents.values(), 1)) else 0
     _require(cache.num_beginnings == beginnings, "the index of beginnings has stale entries, or has lost some")
-    entries, references = sum(map(len, map(_host_table, requests))), sum(host.references)
-    _require(references == entries, f"host blocks have {references} references, and tables have {entries} entries")
+    if sum(host.references) != sum(map(len, map(_host_table, requests))):
+        _check_host(host, requests)
     _require(host.num_free == host.references.count(0), "the host pool has lost its count")
     _check_lists(scheduler)
     for request in scheduler.running:

@@ -102,13 +102,19 @@ class CoreLoop:
         self._idle = not outputs and record is None
         if self._idle:
             return
-        self._steps += 1
-        if self._check_every and self._steps % self._check_every == 0:
-            every_entry = self._steps // self._check_every % ENTRIES_EVERY == 0
-            (check_books if every_entry else check_totals)(self._core.scheduler, self._core.ledger)
+        self._check(failed=record is not None and bool(record.fault))
         if outputs:
             self._sender.send(Outputs(outputs))
         self._tell(record)
+
+    def _check(self, failed: bool) -> None:
+        """Look at the books, if it is time, or if the step has failed: raises InvariantViolated."""
+        self._steps += 1
+        due = self._check_every and self._steps % self._check_every == 0
+        if failed or (due and self._steps // self._check_every % ENTRIES_EVERY == 0):
+            check_books(self._core.scheduler, self._core.ledger)
+        elif due:
+            check_totals(self._core.scheduler, self._core.ledger)
 
     def _tell(self, record: Record | None) -> None:
         """Send a record that was just made: nothing has changed since."""

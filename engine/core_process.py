@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine import log
 from engine.config import EngineConfig
+from engine.core import StepsFail
 from engine.core_loop import CoreLoop, Incoming
 from engine.faults import Faults
 from engine.flight_recorder import FlightRecorder
@@ -111,6 +112,8 @@ def _serve(core: EngineCore, config: EngineConfig, inbox: queue.SimpleQueue[Inco
 def _failure(error: Exception) -> str:
     if isinstance(error, InvariantViolated):
         return f"the engine stopped: its books do not agree: {error}"
+    if isinstance(error, StepsFail):
+        return f"the engine stopped: {error}"
     return f"the engine failed: {type(error).__name__}: {error}"
 
 

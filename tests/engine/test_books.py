@@ -109,10 +109,10 @@ def tell_of_other_totals(core: EngineCore) -> None:
 
 TOTALS = [
     (broken.pin, "pinned between steps"),
-    (broken.refer_once_more, "references, and tables have"),
-    (refer_once_less, "references, and tables have"),
-    (hold_what_is_queued, "references, and tables have"),
-    (lose_a_block, "references, and tables have"),
+    (broken.refer_once_more, "block .*: 2 references, in 1 tables"),
+    (refer_once_less, "block .*: 0 references, in 1 tables"),
+    (hold_what_is_queued, "block .*: 1 references, in 0 tables"),
+    (lose_a_block, "block .*: 1 references, in 0 tables"),
     (broken.miscount_references, "tables have .* entries, not"),
     (broken.take_from_the_queue, "held by nobody, and .* are queued"),
     (queue_what_is_held, "held by nobody, and .* are queued"),
@@ -120,7 +120,7 @@ TOTALS = [
     (broken.hide_from_runs, "free queue has lost its count"),
     (broken.index_what_is_gone, "hash index has .* entries"),
     (find_a_beginning_that_is_gone, "index of beginnings"),
-    (broken.refer_to_a_host_block, "host blocks have"),
+    (broken.refer_to_a_host_block, "host block 7: 1 references, in 0 tables"),
     (broken.miscount_host_blocks, "host pool has lost its count"),
     (broken.wait_while_running, "in two lists"),
     (broken.be_in_no_list, "in no list"),

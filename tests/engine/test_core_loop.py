@@ -9,7 +9,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.core_loop import ENTRIES_EVERY, IDLE_SECONDS
+from engine.core_loop import ENTRIES_EVERY, IDLE_SECONDS, CoreLoop
+from engine.faults import Faults
 from engine.framing import BadFrame
 from engine.invariants import InvariantViolated
 from engine.messages import Abort, Add, GetSnapshot, ListRequests, Output, Outputs, Reply, Shutdown, Start, Step
@@ -174,14 +175,19 @@ def test_what_makes_no_sense_ends_the_loop(message: Any) -> None:
     assert talk.told() == []
 
 
-def run_to_the_violation(core: EngineCore, at: int, breaking: Any, check_every: int) -> list[Record]:
-    """Break the books after step `at`; the records that were told."""
+def broken_after(core: EngineCore, at: int, breaking: Any, check_every: int) -> tuple[Talk, CoreLoop]:
     core.check_invariants = False
     talk = Talk()
     loop = loop_of(core, talk.inbox, talk.sender, check_every=check_every)
     for _ in range(at):
         loop._step()
     breaking(core)
+    return talk, loop
+
+
+def run_to_the_violation(core: EngineCore, at: int, breaking: Any, check_every: int) -> list[Record]:
+    """Break the books after step `at`; the records that were told."""
+    talk, loop = broken_after(core, at, breaking, check_every)
     with pytest.raises(InvariantViolated):
         loop.run()
     told = talk.told()
@@ -198,6 +204,17 @@ def test_nothing_is_told_from_the_step_on_whose_check_fails(check_every: int, la
     core.add("a", [1] * 9, greedy(200, ignore_eos=True))
     records = run_to_the_violation(core, 7, refer_once_more, check_every)
     assert records[-1].seq == last
+
+
+def test_after_a_step_that_failed_the_books_are_looked_at_whatever_was_asked() -> None:
+    core = mirror_core(64, 4, 240)
+    core.add("a", [1] * 9, greedy(200, ignore_eos=True))
+    talk, loop = broken_after(core, 7, exchange_hashes, check_every=0)
+    loop._step()
+    core.runner = Faults(["step-error@1"]).wrap(core.runner)
+    with pytest.raises(InvariantViolated, match="cannot be found by its hash"):
+        loop._step()
+    assert [message.seq for message in talk.told() if isinstance(message, Step)][-1] == 8
 
 
 def test_now_and_then_every_entry_is_checked() -> None:
