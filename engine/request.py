@@ -66,6 +66,7 @@ class Request:
         "table",
         "token_limit",
         "tokens",
+        "turn",
     )
 
     def __init__(
@@ -106,6 +107,7 @@ class Request:
         self.preemptions = 0
         self.lost = 0  # tokens that had KV when it was preempted by recompute
         self.awaited: bytes | None = None  # the hash of a block that another computes, and that it would find
+        self.turn: int | None = None  # in which it, or its parent, was first admitted: the virtual time then
         self.skipped = 0  # how often a later request was admitted past it
         self.allocation: Allocation | None = None  # how its blocks were taken; None while it waits
         self.reason: FinishReason | None = None

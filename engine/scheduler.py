@@ -22,7 +22,7 @@ from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preemp
 from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
 from engine.step_planner import StepPlanner
-from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key
+from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key, turn_key
 
 
 class Events:
@@ -406,7 +406,7 @@ class Scheduler:
     def _join(self, request: Request, prefix: Prefix, swapped_blocks: int) -> None:
         if request.preemptions == 0:
             request.found = request.cached
-        self.waiting.remove(request)
+        self.waiting.admit(request)
         self._run(request)
         looked_up = request.num_tokens if self.reads_cache(request) else 0
         first = request.preemptions == 0
@@ -611,6 +611,7 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self.unforked.pop(request, None)
+        self.waiting.settle(request)
         self.kv.free(request)
         del self.requests[request.id]
 
@@ -629,5 +630,11 @@ def _unmoved(joined: Joined) -> Joined:
 
 
 def _running_key(control: Control) -> Callable[[Request], Key]:
-    """Shortest first is for those that wait; who runs keeps the order of arrival."""
-    return priority_key if control.scheduling_policy == "priority" else arrival_key
+    """Shortest first is for those that wait; who runs keeps the order of arrival, or of clients' turns."""
+    match control.scheduling_policy:
+        case "priority":
+            return priority_key
+        case "fair":
+            return turn_key
+        case _:
+            return arrival_key

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Protocol
 
+from engine.fair_shares import FairShares
 from engine.protocol import SchedulingPolicy
 from engine.request import Request
 
 Key = tuple[int, int]  # unlike for any two requests: its second part is their order of arrival
+_key_of: Callable[[tuple[Key, Request]], Key] = itemgetter(0)
 
 
 def arrival_key(request: Request) -> Key:
@@ -25,43 +29,159 @@ def shortest_key(request: Request) -> Key:
     return (request.num_tokens - request.num_swapped, request.sequence)
 
 
+def turn_key(request: Request) -> Key:
+    """By the turn in which it was first admitted: only for those that were."""
+    assert request.turn is not None, f"request {request.id} was never admitted"
+    return (request.turn, request.sequence)
+
+
 QUEUE_KEYS: dict[SchedulingPolicy, Callable[[Request], Key]] = {
     "fcfs": arrival_key,
     "priority": priority_key,
     "shortest_prefill": shortest_key,
-    "fair": arrival_key,
 }
 
 
-class WaitingQueue:
-    """Adding and removing cost a binary search; a request's key does not change while it waits."""
+class Order(Protocol):
+    """Requests in the order in which they are to be admitted."""
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
-        self._key = QUEUE_KEYS[policy]
-        self._entries: list[tuple[Key, Request]] = []
-        self._keys: dict[Request, Key] = {}
-        self._by_arrival: dict[int, Request] = {}
-        self._arrivals: list[int] = []  # a heap; those that left are dropped when they come up
+    def add(self, request: Request, /) -> None: ...
+
+    def remove(self, request: Request, /) -> None:
+        """Raises KeyError for one that is not there."""
+
+    def first(self, count: int, /) -> list[Request]: ...
+
+
+class KeyOrder:
+    """By a key that does not change while a request waits. Adding and removing cost a binary search."""
+
+    def __init__(self, key: Callable[[Request], Key], requests: Iterable[Request] = ()) -> None:
+        self._key = key
+        self._keys = {request: key(request) for request in requests}
+        self._entries = sorted(((key, request) for request, key in self._keys.items()), key=_key_of)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self._keys
-
-    def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._entries)
-
     def add(self, request: Request) -> None:
         key = self._keys[request] = self._key(request)
-        insort(self._entries, (key, request), key=_first)
-        self._by_arrival[request.sequence] = request
-        heapq.heappush(self._arrivals, request.sequence)
+        insort(self._entries, (key, request), key=_key_of)
 
     def remove(self, request: Request) -> None:
         key = self._keys.pop(request)
+        del self._entries[bisect_left(self._entries, key, key=_key_of)]
+
+    def first(self, count: int) -> list[Request]:
+        return [request for _, request in self._entries[:count]]
+
+
+class FairOrder:
+    """Each client's requests by arrival, and of the clients the one with the least tag.
+
+    One that was preempted has been charged: it comes before all that have not, once it is the first of its client.
+    """
+
+    def __init__(self, shares: FairShares, requests: Iterable[Request] = ()) -> None:
+        self._shares = shares
+        self._lines: dict[str, KeyOrder] = {}
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: Request) -> None:
+        self._lines.setdefault(request.scheduling.client, KeyOrder(arrival_key)).add(request)
+
+    def remove(self, request: Request) -> None:
+        line = self._lines[request.scheduling.client]
+        line.remove(request)
+        if not line:
+            del self._lines[request.scheduling.client]
+
+    def first(self, count: int) -> list[Request]:
+        """As they would come if each of them was admitted in turn."""
+        heads = [_Head(line.first(count), self._shares.tag(client)) for client, line in self._lines.items()]
+        heapq.heapify(heads)
+        ahead: list[Request] = []
+        while heads and len(ahead) < count:
+            head = heads[0]
+            ahead.append(head.requests[head.place])
+            if head.place + 1 == len(head.requests):
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, head.next())
+        return ahead
+
+
+class _Head:
+    """Where a client's line has come to."""
+
+    __slots__ = ("key", "place", "requests", "tag")
+
+    def __init__(self, requests: Sequence[Request], tag: int, place: int = 0) -> None:
+        request = requests[place]
+        self.requests = requests
+        self.tag = tag
+        self.place = place
+        charged = request.turn is not None
+        self.key = (0, *turn_key(request)) if charged else (1, tag, request.sequence)
+
+    def __lt__(self, other: _Head) -> bool:
+        return self.key < other.key
+
+    def next(self) -> _Head:
+        request = self.requests[self.place]
+        return _Head(self.requests, self.tag + (0 if request.turn is not None else cost(request)), self.place + 1)
+
+
+def cost(request: Request) -> int:
+    """The tokens that a request asks for, with those to be forked off it, which share its prompt."""
+    output = request.token_limit - request.prompt_length
+    return request.token_limit + len(request.children) * output
+
+
+class WaitingQueue:
+    """Requests by policy and by arrival. Clients are charged under every policy, so that `fair` may be chosen."""
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self.shares = FairShares()
+        self._by_arrival: dict[int, Request] = {}
+        self._arrivals: list[int] = []  # a heap; those that left are dropped when they come up
+        self._order = self._ordered(policy)
+
+    def __len__(self) -> int:
+        return len(self._by_arrival)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.sequence in self._by_arrival
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._order.first(len(self)))
+
+    def add(self, request: Request) -> None:
+        self._order.add(request)
+        self._by_arrival[request.sequence] = request
+        heapq.heappush(self._arrivals, request.sequence)
+        self.shares.arrive(request.scheduling.client)
+
+    def remove(self, request: Request) -> None:
+        self._order.remove(request)
         del self._by_arrival[request.sequence]
-        del self._entries[bisect_left(self._entries, key, key=_first)]
+        self.shares.leave(request.scheduling.client)
+
+    def admit(self, request: Request) -> None:
+        """Remove one that joins the batch. The first time its client is charged for it, and for those to be forked."""
+        if request.turn is not None:
+            self.remove(request)
+            return
+        turn = self.shares.charge(request.scheduling.client, cost(request))
+        self.remove(request)
+        for one in (request, *request.children):
+            one.turn = turn
+
+    def settle(self, request: Request) -> None:
+        """One has ended, waiting or not: if its client was charged, it gets back what the answer did not use."""
+        if request.turn is not None:
+            self.shares.give_back(request.scheduling.client, request.token_limit - request.num_tokens, request.turn)
 
     def oldest(self) -> Request | None:
         """The one that arrived first."""
@@ -74,17 +194,17 @@ class WaitingQueue:
 
     def first(self, count: int, overdue_before: float | None = None) -> list[Request]:
         """The next `count` in turn; the oldest before all others if it arrived before `overdue_before`."""
-        ahead = [request for _, request in self._entries[:count]]
+        ahead = self._order.first(count)
         oldest = self.oldest()
         if oldest is not None and overdue_before is not None and oldest.arrived < overdue_before:
             ahead = [oldest, *(request for request in ahead if request is not oldest)]
         return ahead
 
     def reorder(self, policy: SchedulingPolicy) -> None:
-        self._key = QUEUE_KEYS[policy]
-        self._keys = {request: self._key(request) for request in self._keys}
-        self._entries = sorted(((key, request) for request, key in self._keys.items()), key=_first)
+        self._order = self._ordered(policy)
 
-
-def _first(entry: tuple[Key, Request]) -> Key:
-    return entry[0]
+    def _ordered(self, policy: SchedulingPolicy) -> Order:
+        requests = self._by_arrival.values()
+        if policy == "fair":
+            return FairOrder(self.shares, requests)
+        return KeyOrder(QUEUE_KEYS[policy], requests)

@@ -34,7 +34,7 @@ CONTROLS = st.builds(
     max_num_seqs=st.integers(1, 8),
     max_num_batched_tokens=st.sampled_from([16, 64, 5, 2, 1]),
     max_prefill_chunk=st.sampled_from([0, 0, 1, 6]),
-    scheduling_policy=st.sampled_from(["fcfs", "priority", "shortest_prefill"]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority", "shortest_prefill", "fair"]),
     max_wait=st.sampled_from([0.0, 0.01, 10.0]),
     preempt=st.sampled_from(["recompute", "auto"]),
 )
@@ -172,14 +172,14 @@ class EngineMachine(RuleBasedStateMachine):
         runner.fault, self.costly, self.interrupted = kind, True, True
         leaving = live[which % len(live)] if live and abort else None
         runner.during = lambda: leaving and self.core.abort(leaving)
-        failures = self.core._failures
+        failures = self.core._health.failures
         for _ in range(10):
             self.step()
-            if self.core._failures > failures or not self.core.has_work:
+            if self.core._health.failures > failures or not self.core.has_work:
                 break
-        if self.core._failures > failures:
+        if self.core._health.failures > failures:
             REACHED[f"faults of {kind}"] += 1
-        self.core._failures = 0
+        self.core._health.failures = 0
         runner.fault, self.costly, self.interrupted, runner.during = "", False, False, lambda: None
         if leaving is not None and leaving not in self.core.scheduler.requests:
             self.wanted.pop(leaving, None)
@@ -194,7 +194,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.costly = self.interrupted = most == 0 or longest < 100
         for _ in range(2):
             self.step()
-        self.core._failures = 0
+        self.core._health.failures = 0
         runner.most_tokens = runner.longest = 1 << 30
         self.costly = self.interrupted = False
 

@@ -67,7 +67,7 @@ async def switches(http: httpx.AsyncClient, stop: asyncio.Event) -> None:
                 {"prefix_cache": rng.random() < 0.5, "chunked_prefill": rng.random() < 0.5},
                 {"max_num_batched_tokens": rng.choice([16, 64, 512])},
                 {"max_num_seqs": rng.choice([2, 8, 64])},
-                {"scheduling_policy": rng.choice(["fcfs", "priority", "shortest_prefill"]), "max_wait": 0.2},
+                {"scheduling_policy": rng.choice(["fcfs", "priority", "shortest_prefill", "fair"]), "max_wait": 0.2},
                 {"max_prefill_chunk": rng.choice([0, 16, 48])},
                 {"reserved_fit": rng.choice(["first", "best"])},
             ]
