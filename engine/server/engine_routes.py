@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from engine.server.parsing import parse
 from engine.server.service import Service
 from engine.server.text_routes import no_live_request
 
+KEEP_ALIVE_SECONDS = 15.0  # without a record: then a comment, so that proxies keep the stream and dead readers show
 _RANGES: dict[str, object] = {
     "max_num_seqs": Annotated[int, msgspec.Meta(ge=1, le=MAX_NUM_SEQS)],
     "max_num_batched_tokens": Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCHED_TOKENS)],
@@ -36,6 +38,7 @@ ControlChange = msgspec.defstruct(  # a Control of which any part may be missing
 class EngineRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._num_step_readers = 0
 
     async def snapshot(self, request: web.Request) -> web.Response:
         return web.Response(body=await self._service.snapshot(), content_type="application/json")
@@ -43,8 +46,19 @@ class EngineRoutes:
     async def steps(self, request: web.Request) -> web.StreamResponse:
         """Records as events, one each, from `?from=seq` or from the next one on; a gap where records were lost."""
         self._service.ready()
-        hub = self._service.hub
         at = self._first_wanted(request.query.get("from"))
+        most = self._service.settings.limits.max_step_readers
+        if self._num_step_readers >= most:
+            what = f"{most} readers of the step stream are all that are taken at a time (--max-step-readers)"
+            raise ApiError(what, status=429, code="too_many_readers", headers={"Retry-After": "5"})
+        self._num_step_readers += 1
+        try:
+            return await self._stream_steps(request, at)
+        finally:
+            self._num_step_readers -= 1
+
+    async def _stream_steps(self, request: web.Request, at: int) -> web.StreamResponse:
+        hub = self._service.hub
         events = EventStream(request)
         with suppress(ConnectionResetError):
             await events.begin()
@@ -58,7 +72,11 @@ class EngineRoutes:
                         b"".join(b"event: step\nid: %d\ndata: %b\n\n" % record for record in batch.records)
                     )
                 if batch.gap is None and not batch.records:
-                    await hub.wait(at)
+                    try:
+                        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                            await hub.wait(at)
+                    except TimeoutError:
+                        await events.write(b": keep-alive\n\n")
         return events.response
 
     def _first_wanted(self, text: str | None) -> int:

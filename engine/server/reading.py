@@ -1,18 +1,118 @@
-"""Request bodies as bytes: bounded in size, in time, and in what all of them together hold of memory."""
+"""Request bodies as bytes: bounded in size, in time, and in what all of them together hold of memory.
+
+What a body may need is charged to one budget from its first byte to the end of its request: its bytes while they
+come, and then what its values take once they are parsed, of which a small body can have very many.
+"""
 
 from __future__ import annotations
 
-from aiohttp import web
+import asyncio
+from collections.abc import Awaitable, Callable
 
+from aiohttp import hdrs, web
+
+from engine.server.errors import ApiError
 from engine.server.settings import Limits
+
+VALUE_BYTES = 40  # that a number in an array takes in Python, and its place there
+GROUP_BYTES = 60  # that an array takes beyond that
+OBJECT_BYTES = 180  # that an object of any fields takes beyond that
+MAX_GROWTH = 4  # times --max-body: what one body may take when it is parsed
+
+_CHARGED: web.RequestKey[int] = web.RequestKey("body_charged", int)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Bodies:
-    """The budget that all bodies share."""
+    """The budget that all bodies share. A request's part of it comes back when `middleware` sees its end."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self.charged = 0  # bytes
 
     async def read(self, request: web.Request, most: int | None = None) -> bytes:
-        """A body of at most `most` bytes (None: --max-body). Raises ApiError (413, 408, 429)."""
-        return await request.read()
+        """A body of at most `most` bytes (None: --max-body).
+
+        Raises:
+            ApiError: 413 for one that is too large, 415 for a compressed one, 408 for one that does not come to its
+                end in time, 429 where other bodies hold the memory.
+        """
+        most = self._limits.max_body if most is None else min(most, self._limits.max_body)
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+        if encoding.strip().lower() != "identity":
+            what = f"Content-Encoding: bodies are taken as they are, not compressed; got {encoding[:40]!r}"
+            raise ApiError(what, status=415, code="unsupported_encoding")
+        if (request.content_length or 0) > most:
+            raise _too_large(most)
+        await _send_continue(request)
+        seconds = self._limits.body_timeout
+        try:
+            async with asyncio.timeout(seconds or None):
+                body = await self._collect(request, most)
+        except TimeoutError:
+            what = f"the body did not come to its end within {seconds:g} s"
+            raise ApiError(what, status=408, code="request_timeout") from None
+        self._charge(request, parsed_bytes(body) - len(body))
+        return body
+
+    async def _collect(self, request: web.Request, most: int) -> bytes:
+        body = bytearray()
+        while piece := await request.content.readany():
+            if len(body) + len(piece) > most:
+                raise _too_large(most)
+            self._charge(request, len(piece))
+            body += piece
+        return bytes(body)
+
+    def _charge(self, request: web.Request, size: int) -> None:
+        charged = request.get(_CHARGED, 0) + size
+        most = min(self._limits.max_body * MAX_GROWTH, self._limits.max_body_memory)
+        if charged > most:
+            what = f"the body has too many values; parsed it would take {charged:,} bytes, and {most:,} are allowed"
+            raise ApiError(what, status=413, code="body_too_large")
+        if self.charged + size > self._limits.max_body_memory:
+            what = "the bodies of other requests hold all the memory that there is for them; try again"
+            raise ApiError(what, status=429, code="too_many_bodies", headers={"Retry-After": "1"})
+        request[_CHARGED] = charged
+        self.charged += size
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Gives back what a request holds when it ends, however it does."""
+        try:
+            return await handler(request)
+        finally:
+            self.charged -= request.pop(_CHARGED, 0)
+
+
+def parsed_bytes(body: bytes) -> int:
+    """What JSON takes with all its values in Python at most, besides a text with characters beyond Latin ones.
+
+    Counting marks counts those in texts too: a text of a thousand words has some fifty.
+    """
+    marks = VALUE_BYTES * body.count(b",") + GROUP_BYTES * body.count(b"[") + OBJECT_BYTES * body.count(b"{")
+    return len(body) + marks
+
+
+async def on_expect(request: web.Request) -> web.StreamResponse | None:
+    """A route's answer to `Expect`: `Bodies.read` says `100 Continue`, when the body will be read indeed."""
+    expected = request.headers.get(hdrs.EXPECT, "")
+    if expected.lower() == "100-continue":
+        return None
+    return ApiError(f"Expect: only 100-continue is known, got {expected[:40]!r}", status=417).response(request)
+
+
+async def _send_continue(request: web.Request) -> None:
+    if hdrs.EXPECT in request.headers and request.version >= (1, 1) and not request.content.is_eof():
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
+
+
+def _too_large(most: int) -> ApiError:
+    size = next(
+        (f"{most >> shift} {unit}" for shift, unit in ((20, "MiB"), (10, "KiB")) if most % (1 << shift) == 0),
+        f"{most:,} bytes",
+    )
+    return ApiError(f"the body is too large; at most {size} are taken", status=413, code="body_too_large")
