@@ -17,12 +17,37 @@ from engine.plan import PlannedRow, Sampled, ScoredToken, StepResult
 LONGEST_TOLD = 300  # characters of an error
 
 Compute = Callable[[Sequence[PlannedRow]], StepResult]
+NOTHING = StepResult({}, 0.0, 0.0, 0.0, runs=0)
+
 logger = logging.getLogger(__name__)
 
 
+class Health:
+    """How a device's last steps went."""
+
+    def __init__(self) -> None:
+        self.failures = 0  # steps in a row that failed, with none between them of which anything was computed
+        self.fault = ""  # of the last step that had one
+        self.ails = False  # whether the next step must be noted though it has no fault
+
+    def note(self, result: StepResult) -> None:
+        """A step ended; one that only moved blocks without a fault says nothing of how computing goes."""
+        if result.fault:
+            if result.runs and not self.ails:  # each record tells of it; the log, when it begins
+                logger.warning("%s", result.fault)
+            self.fault = result.fault
+        if not result.runs and result.fault:
+            self.failures += 1
+        elif result.runs:
+            self.failures = 0
+        self.ails = bool(result.fault or self.failures)
+
+
 def attempt(compute: Compute, rows: Sequence[PlannedRow]) -> StepResult:
-    """Compute `rows`, at least one. Without memory for all of them they are computed in parts; what the device has no
-    memory for even alone is `lost`. After any other exception all of them are."""
+    """Compute `rows`, if there are any. Without memory for all of them they are computed in parts; what the device has
+    no memory for even alone is `lost`. After any other exception all of them are."""
+    if not rows:
+        return NOTHING
     begun = time.perf_counter()
     try:
         return compute(rows)
@@ -79,6 +104,8 @@ def _in_parts(compute: Compute, rows: Sequence[PlannedRow], begun: float) -> Ste
     fault = f"not enough memory to compute {tokens} tokens at once: they were computed in {len(results)} parts"
     if lost:
         fault += f"; {len(lost)} of its {len(rows)} rows did not fit even so"
+    if not results:
+        logger.error("%s", fault)
     return _joined(results, begun, failed, lost, fault)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.attempt import attempt, one_line
+from engine.attempt import Health, attempt, one_line
 from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
 from engine.contents import in_order
@@ -17,7 +17,8 @@ from engine.invariants import check_plan, check_state
 from engine.kv_manager import KVManager
 from engine.ledger import Ledger
 from engine.messages import Output
-from engine.plan import Runner, Sampled, StepPlan, StepResult
+from engine.news import tell_ended_early, tell_step
+from engine.plan import Runner, StepPlan, StepResult
 from engine.protocol import (
     MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
@@ -42,7 +43,6 @@ from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Events, Scheduler
 
 MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
-NOTHING = StepResult({}, 0.0, 0.0, 0.0)  # of a step without rows
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,7 @@ class EngineCore:
         self._reported = control  # as the last record told it
         self._time = self.info.started
         self._queue = Queue()
-        self._failures = 0  # steps in a row of which nothing was computed
-        self._last_fault = ""
+        self._health = Health()
 
     @property
     def control(self) -> Control:
@@ -188,12 +187,12 @@ class EngineCore:
         Raises StepsFail when too many steps in a row failed. Any other exception means that the books cannot be
         trusted: after either there must be no other step.
         """
-        if self._failures >= MOST_FAILURES:
-            raise StepsFail(f"{self._failures} steps in a row failed, the last because {self._last_fault}")
+        if self._health.failures >= MOST_FAILURES:
+            raise StepsFail(f"{self._health.failures} steps in a row failed, the last because {self._health.fault}")
         begun = time.perf_counter()
         scheduler = self.scheduler
         plan = scheduler.plan(self.clock())
-        early = self._ended_early()
+        early = tell_ended_early(self.scheduler)
         if not plan.rows and not plan.num_moves:
             return early, self.flush()
         if self.check_invariants:
@@ -203,15 +202,15 @@ class EngineCore:
             transfer = self.runner.move(plan)
         except Exception as error:
             return self._not_moved(plan, error, early, begun, scheduled)
-        result = attempt(self.runner.compute, plan.rows) if plan.rows else NOTHING
+        result = attempt(self.runner.compute, plan.rows)
         ran = time.perf_counter()
-        if result.fault or self._failures:
-            self._count(result)
+        if result.fault or self._health.ails:
+            self._health.note(result)
         now = self.clock()
         ended = scheduler.commit(plan, result, now)
         if self.check_invariants:
             check_state(scheduler)
-        rows, outputs = self._told(plan, result, ended)
+        rows, outputs = tell_step(scheduler, plan, result, ended)
         durations = Durations(
             scheduled - begun,
             result.prepare,
@@ -224,18 +223,7 @@ class EngineCore:
         record = self._record(now, rows, durations, plan.copies, result.parts, result.fault)
         if not result.fault:
             self._learn(before, plan, result, transfer)
-        return (*early, *outputs, *self._ended_early()), record
-
-    def _count(self, result: StepResult) -> None:
-        """Count how many steps in a row failed: one of which anything was computed did not."""
-        if not result.runs:
-            self._failures += 1
-        elif result is not NOTHING:
-            self._failures = 0
-        if result.fault:
-            self._last_fault = result.fault
-            if result.runs:
-                logger.warning("%s", result.fault)
+        return (*early, *outputs, *tell_ended_early(self.scheduler)), record
 
     def _not_moved(
         self, plan: StepPlan, error: Exception, early: tuple[Output, ...], begun: float, scheduled: float
@@ -243,16 +231,16 @@ class EngineCore:
         """End a step whose moves failed: nothing of it was computed."""
         failed = time.perf_counter()
         told = one_line(error)
-        logger.error("moving %d blocks failed: %s", plan.num_moves, told, exc_info=error)
-        self._failures += 1
-        self._last_fault = f"moving blocks failed: {told}"
+        fault = f"moving blocks failed: {told}"
+        logger.error("%s", fault, exc_info=error)
+        self._health.note(StepResult({}, 0.0, 0.0, 0.0, fault=fault, runs=0))
         why = f"the step that moved this request's KV failed: {told}; the engine goes on"
         self.scheduler.give_up_moves(plan, why)
         if self.check_invariants:
             check_state(self.scheduler)
         spent = Durations(scheduled - begun, 0.0, 0.0, 0.0, time.perf_counter() - failed, failed - scheduled)
-        record = self._record(self.clock(), (), spent, (), fault=self._last_fault)
-        return (*early, *self._ended_early()), record
+        record = self._record(self.clock(), (), spent, (), fault=fault)
+        return (*early, *tell_ended_early(self.scheduler)), record
 
     def flush(self) -> Record | None:
         """A record of what changed since the last one without a step; None if nothing did."""
@@ -285,22 +273,6 @@ class EngineCore:
         news = self.scheduler.events or self.pool.has_changes or self._cleared
         return bool(news) or self.control != self._reported
 
-    def _ended_early(self) -> tuple[Output, ...]:
-        """Tell those whose requests ended outside a step of their own: by a deadline, a fault, or with their parent."""
-        scheduler = self.scheduler
-        ended, scheduler.ended_early = scheduler.ended_early, []
-        found = scheduler.found_beams
-        return tuple(
-            Output(
-                one.request.id,
-                finished=one.reason,
-                cached_tokens=one.request.found,
-                error=one.error,
-                beams=found.pop(one.request.id, ()),
-            )
-            for one in ended
-        )
-
     def _learn(self, before: Counters, plan: StepPlan, result: StepResult, transfer: float) -> None:
         """Measure what preemption costs, by the steps that do little else."""
         prefill = self.counters.prefill_tokens - before.prefill_tokens
@@ -311,48 +283,6 @@ class EngineCore:
             self.rates.swapped(plan.num_moves, transfer)
         elif len(plan.copies) == plan.num_moves:
             self.rates.copied(plan.num_moves, transfer)
-
-    def _told(
-        self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
-    ) -> tuple[tuple[Row, ...], list[Output]]:
-        """A computed step's rows for the record, and the news for those who asked."""
-        rows: list[Row] = []
-        outputs: list[Output] = []
-        sampled, scored, lost = result.sampled, result.scored, result.lost
-        for row in plan.rows:
-            request: Request = row.request  # type: ignore[assignment]  # the plan shows less of it
-            name = request.id
-            token = sampled.get(name)
-            if row.kind == "decode" and token is not None and request.beams is None:  # as nearly all
-                rows.append(Row(name, "decode", 1, row.start + 1, request.cached, 1))
-                finished = ended.get(name) if ended else None
-                stop = token.token_id if finished == "stop" else None
-                outputs.append(Output(name, token.token_id, token.logprob, token.top, finished, stop, request.found))
-                continue
-            if lost and name in lost:
-                continue
-            context = row.start + row.count
-            rows.append(Row(name, row.kind, row.count, context, request.cached, 0 if token is None else 1))
-            if request.beams is not None:
-                if name in ended:
-                    beams = self.scheduler.found_beams.pop(name, ())
-                    failed = (result.failed.get(member.id) for member in request.beams.members)
-                    error = next(filter(None, failed), None) if ended[name] == "error" else None
-                    outputs.append(
-                        Output(name, finished=ended[name], cached_tokens=request.found, error=error, beams=beams)
-                    )
-                continue
-            if scored and name in scored:
-                outputs.append(Output(name, prompt_start=row.scored.start, prompt_logprobs=scored[name]))
-            finished = ended.get(name)
-            if token is not None or finished is not None:
-                outputs.append(_output(request, token, finished, result))
-            for sibling in row.siblings:
-                token, finished = sampled.get(sibling.id), ended.get(sibling.id)
-                if token is not None or finished is not None:
-                    outputs.append(_output(sibling, token, finished, result))  # type: ignore[arg-type]
-        rows.extend(Row(fork.id, "fork", 0, context, 0, 1) for fork, context in self.scheduler.forked)
-        return tuple(rows), outputs
 
     def _short_hole_blocks(self) -> int:
         if self.control.allocation != "reserved":
@@ -446,11 +376,3 @@ def _request_state(request: Request) -> RequestState:
         priority=request.scheduling.priority,
         swapped_tokens=request.num_swapped,
     )
-
-
-def _output(request: Request, token: Sampled | None, finished: FinishReason | None, result: StepResult) -> Output:
-    if token is None:
-        error = result.failed.get(request.id) if finished == "error" else None
-        return Output(request.id, finished=finished, error=error)
-    stop = token.token_id if finished == "stop" else None
-    return Output(request.id, token.token_id, token.logprob, token.top, finished, stop, request.found)
