@@ -27,7 +27,7 @@ def controls_of(chance):
         prefix_cache=chance.random() < 0.8,
         chunked_prefill=chance.random() < 0.8,
         max_num_seqs=chance.choice([4, 12, 24]),
-        scheduling_policy=chance.choice(["fcfs", "priority", "shortest_prefill", "fair"]),
+        scheduling_policy=chance.choice(["fcfs", "priority", "shortest_prefill"]),
         preempt=chance.choice(["recompute", "swap", "auto"]),
     )
 
