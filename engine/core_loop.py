@@ -94,11 +94,12 @@ class CoreLoop:
 
     def _step(self) -> None:
         self._watchdog.begin()
+        record = None
         try:
             self._faults.before_step(self._core)
             outputs, record = self._core.step()
         finally:
-            self._watchdog.end()
+            self._watchdog.end(computed=record is not None and bool(record.rows))
         self._idle = not outputs and record is None
         if self._idle:
             return

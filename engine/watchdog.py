@@ -14,7 +14,7 @@ from collections.abc import Callable
 HUNG = 75  # exit code of a process whose step did not end
 LOOK_SECONDS = 1.0
 GRACE = 10.0  # seconds that the thread, or whoever reports a crash, has before the timer ends the process
-FIRST_STEPS = 10  # may compile kernels, and have at least `COMPILE_SECONDS`
+FIRST_STEPS = 10  # that compute: they may compile kernels, and have at least `COMPILE_SECONDS`
 COMPILE_SECONDS = 300.0
 
 
@@ -35,6 +35,7 @@ class Watchdog:
         self._hung = hung
         self._grace = grace
         self._steps = 0  # that have begun
+        self._computed = 0  # of those that have ended, those in which something was computed
         self._begun = 0.0  # when the present one did; 0: there is none
         self._asleep = False
         self._wake = threading.Event()
@@ -49,14 +50,15 @@ class Watchdog:
         if self._asleep:
             self._wake.set()
 
-    def end(self) -> None:
-        """It has ended. Does not return if that was too late."""
+    def end(self, computed: bool) -> None:
+        """It has ended; `computed`: it had something to compute. Does not return if that was too late."""
         self._begun = 0.0
+        self._computed += computed
         if self._too_late:
             threading.Event().wait()
 
     def _limit(self) -> float:
-        return max(self._timeout, COMPILE_SECONDS) if self._steps <= FIRST_STEPS else self._timeout
+        return max(self._timeout, COMPILE_SECONDS) if self._computed < FIRST_STEPS else self._timeout
 
     def _watch(self) -> None:
         seen = 0  # steps that had begun at the last look

@@ -148,7 +148,8 @@ def test_a_step_that_hangs_ends_the_process(core: Core) -> None:
     assert "in compute" in printed, "the stack of the step"
 
 
-def test_a_device_that_computes_nothing_any_more_ends_the_engine(core: Core) -> None:
+def test_a_device_that_computes_nothing_ends_the_engine_though_no_crash_file_can_be_written(core: Core) -> None:
+    core.crash_dir.write_bytes(b"no folder")
     core.start(faults=("step-error%1",))
     for number in range(3):
         core.socket.sendall(frame(Add(f"r{number}", (number, 1), greedy(9, ignore_eos=True))))
@@ -157,21 +158,10 @@ def test_a_device_that_computes_nothing_any_more_ends_the_engine(core: Core) -> 
     fatal = fatal_of(core.rest())
     assert core.ended() == 1
     assert fatal.message.startswith("the engine stopped: 3 steps in a row failed, the last because ")
-    (path,) = core.crash_dir.iterdir()
-    assert [bool(item.fault) for item in read_recording(path) if isinstance(item, Record)] == [True] * 3
-
-
-def test_an_error_outside_the_device_ends_the_engine_though_no_crash_file_can_be_written(core: Core) -> None:
-    core.crash_dir.write_bytes(b"no folder")
-    core.start(faults=("plan-error@5",))
-    ask(core)
-    fatal = fatal_of(core.rest())
-    assert core.ended() == 1
-    assert fatal.message == "the engine failed: InjectedError: an error made to happen by --fault plan-error@5"
     assert fatal.crash_file == ""
     assert len(core.events("crash_file_failed")) == 1
     (event,) = core.events("engine_failed")
-    assert event["error"]
+    assert "StepsFail" in str(event["error"])
 
 
 def test_a_core_that_serves_and_is_told_what_makes_no_sense_ends(core: Core) -> None:

@@ -38,7 +38,7 @@ def slow(age):
 dog = watchdog.Watchdog(0.1, slow)
 dog.begin()
 time.sleep(0.6)
-dog.end()
+dog.end(True)
 os.write(1, b"went on")
 """)
     assert (run.returncode, run.stdout) == (HUNG, "hung")
@@ -51,7 +51,7 @@ dog = watchdog.Watchdog({timeout}, hung)
 for _ in range(5):
     dog.begin()
     time.sleep(0.05)
-    dog.end()
+    dog.end(True)
     time.sleep(0.1)
 """)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
@@ -61,7 +61,7 @@ def test_pauses_longer_than_the_limit_are_left_alone():
     run = ran("""
 dog = watchdog.Watchdog(0.6, hung, grace=0.6)
 dog.begin()
-dog.end()
+dog.end(True)
 time.sleep(1.6)
 assert dog._asleep, "it looks although nothing happens"
 os.write(1, b"idle ")
@@ -83,10 +83,10 @@ def test_the_first_steps_may_compile():
     run = ran("""
 watchdog.FIRST_STEPS, watchdog.COMPILE_SECONDS = 2, 600
 dog = watchdog.Watchdog(0.1, hung, grace=600)
-for _ in range(2):
+for computed in (True, False, True):
     dog.begin()
     time.sleep(0.5)
-    dog.end()
+    dog.end(computed)
 os.write(1, b"compiled ")
 dog.begin()
 time.sleep(60)
