@@ -12,6 +12,7 @@ import msgspec
 from engine import log
 from engine.cli import (
     LEAST_MODEL_LEN,
+    MOST,
     Adder,
     add_control,
     add_model,
@@ -27,6 +28,7 @@ from engine.config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.faults import parse
 from engine.keys import key, read_keys
 from engine.protocol import Quantize
+from engine.sampling_params import MAX_N, MAX_STOPS, MAX_TOP_LOGPROBS
 from engine.server.origins import allowed_host, allowed_origin, is_loopback
 from engine.server.settings import Access, Limits, LogFormat, Logging, LogLevel, Recovery, ServeSettings
 
@@ -83,8 +85,8 @@ def _add_engine(add: Adder) -> None:
 def _add_limits(add: Adder) -> None:
     limits = Limits()
 
-    def count(option: str, least: int, default: int, what: str) -> None:
-        add(option, type=between(least), default=default, metavar="N", help=f"{what} (default: {default})")
+    def count(option: str, least: int, default: int, what: str, most: int = MOST) -> None:
+        add(option, type=between(least, most), default=default, metavar="N", help=f"{what} (default: {default})")
 
     def seconds(option: str, default: float, what: str) -> None:
         reader = number(0, MOST_SECONDS, "a number of seconds")
@@ -99,9 +101,9 @@ def _add_limits(add: Adder) -> None:
         help="of all bodies that are being read or worked on (default: 256MiB)",
     )
     add("--max-prompt-tokens", type=between(1), metavar="N", help="of one prompt (default: what the model takes)")
-    count("--max-n", 1, limits.max_n, "choices of one prompt: n, best_of, beam_width")
-    count("--max-stop-strings", 0, limits.max_stop_strings, "of one request")
-    count("--max-logprobs", 0, limits.max_logprobs, "alternatives told beside a token")
+    count("--max-n", 1, limits.max_n, "choices of one prompt: n, best_of, beam_width", MAX_N)
+    count("--max-stop-strings", 0, limits.max_stop_strings, "of one request", MAX_STOPS)
+    count("--max-logprobs", 0, limits.max_logprobs, "alternatives told beside a token", MAX_TOP_LOGPROBS)
     count("--max-queue", 1, limits.max_queue, "requests that have no token yet; more are answered 429")
     count("--max-queue-per-client", 1, limits.max_queue_per_client, "the same of one key, or one address")
     count("--max-connections", 1, limits.max_connections, "at a time; idle ones make room first")

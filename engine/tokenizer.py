@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -17,6 +18,8 @@ import jinja2.sandbox
 from tokenizers import Tokenizer as HubTokenizer
 
 from engine.detokenizer import TokenBytes, UnsupportedTokenizerError
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its batches are of one: threads of its own would only wait
 
 
 class TokenizerError(Exception):
@@ -59,11 +62,15 @@ class Tokenizer:
         """The most bytes that a token stands for."""
         return max((len(self.table[token_id]) for token_id in range(self.vocab_size)), default=1)
 
+    # Of the library's calls only those for batches let other threads run meanwhile.
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self._hub.encode(text, add_special_tokens=add_special_tokens).ids)
+        (encoding,) = self._hub.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self._hub.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        (text,) = self._hub.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_text(self, token_id: int) -> str:
         """One token on its own; bytes that are no whole character show as U+FFFD."""

@@ -5,6 +5,7 @@ Unknown fields are ignored, as vLLM does; fields that would change the answer an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -239,8 +240,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
                 f"min_tokens: must be at most max_tokens ({max_tokens}), got {self.min_tokens}", param="min_tokens"
             )
         for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
-            for token_id in ids or ():
-                check_token_id(token_id, name, vocab_size)
+            check_token_ids(ids or (), name, vocab_size)
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=0.0 if self.use_beam_search else _or(self.temperature, 1.0),
@@ -431,9 +431,13 @@ def check_total(tokens: int) -> None:
         )
 
 
-def check_token_id(token_id: int, param: str, vocab_size: int) -> None:
-    if not 0 <= token_id < vocab_size:
-        raise ApiError(f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})", param=param)
+def check_token_ids(token_ids: Collection[int], param: str, vocab_size: int) -> None:
+    """Raises ApiError for ids that no token has."""
+    for token_id in (max(token_ids, default=0), min(token_ids, default=0)):
+        if not 0 <= token_id < vocab_size:
+            raise ApiError(
+                f"{param}: token id {token_id} is not in the vocabulary (0 to {vocab_size - 1})", param=param
+            )
 
 
 def _or(value: float | None, default: float) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import version
 
 from aiohttp import web
 
 from engine.server.answers import json_response
-from engine.server.bodies import DetokenizeBody, TokenizeBody, check_token_id
-from engine.server.chat_messages import chat_messages
+from engine.server.bodies import DetokenizeBody, TokenizeBody, check_token_ids
+from engine.server.chat_messages import chat_messages, check_variables
 from engine.server.errors import ApiError
 from engine.server.parsing import parse
-from engine.server.service import Service
+from engine.server.service import LONG_ANSWER, Service
 
 
 class ModelRoutes:
@@ -56,6 +57,7 @@ class ModelRoutes:
         _, loaded = service.ready()
         body = parse(await self._service.bodies.read(request), TokenizeBody)
         service.check_model(body.model)
+        check_variables(body.chat_template_kwargs)
         if body.messages is not None and body.prompt is None:
             tokens = await service.encode_chat(
                 chat_messages(body.messages),
@@ -69,7 +71,9 @@ class ModelRoutes:
             )
         else:
             raise ApiError("prompt: either prompt or messages is required, and not both", param="prompt")
-        strings = [loaded.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        strings: list[str] | None = None
+        if body.return_token_strs:
+            strings = await service.aside(lambda: list(map(loaded.tokenizer.token_text, tokens)))
         return json_response(
             {
                 "count": len(tokens),
@@ -83,9 +87,10 @@ class ModelRoutes:
         _, loaded = self._service.ready()
         body = parse(await self._service.bodies.read(request), DetokenizeBody)
         self._service.check_model(body.model)
-        for token_id in body.tokens:
-            check_token_id(token_id, "tokens", loaded.vocab_size)
-        return json_response({"prompt": loaded.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        check_token_ids(body.tokens, "tokens", loaded.vocab_size)
+        decode = partial(loaded.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await self._service.aside(decode) if len(body.tokens) > LONG_ANSWER else decode()
+        return json_response({"prompt": text})
 
     def _card(self, name: str) -> dict[str, object]:
         _, loaded = self._service.ready()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from engine.core_client import CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.admission import Admission
 from engine.server.answer_names import AnswerNames
-from engine.server.bodies import check_token_id
+from engine.server.bodies import check_token_ids
 from engine.server.errors import ApiError
 from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
@@ -22,7 +23,13 @@ from engine.server.settings import ServeSettings
 from engine.supervisor import Death, Supervisor
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
-LONG_TEXT = 20_000  # characters: tokenizing more than this would hold up the event loop
+# To tokenize more characters, to detokenize more tokens or to render more messages would hold up the event loop.
+LONG_TEXT = 4_000
+LONG_ANSWER = 4_000
+LONG_CHAT = 100
+ASIDE = 2  # of such work at a time: the threads are needed for more than this
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Loaded(NamedTuple):
@@ -54,6 +61,7 @@ class Service:
         self.supervisor: Supervisor | None = None
         self.stopping = False
         self._resuming: asyncio.Task[None] | None = None
+        self._aside = asyncio.Semaphore(ASIDE)
 
     def end_life(self) -> None:
         """The core is dead. The next one's step numbers begin anew: readers of this one's stream have come to its
@@ -144,17 +152,23 @@ class Service:
             ids = encode(text, add_special_tokens=add_special_tokens)
             await asyncio.sleep(0)  # the next of many prompts lets others go first
         else:
-            most = max(LONG_TEXT, loaded.info.max_model_len * loaded.tokenizer.longest_token)
+            tokens = min(loaded.info.max_model_len, self.settings.limits.max_prompt_tokens or loaded.info.max_model_len)
+            most = max(LONG_TEXT, tokens * loaded.tokenizer.longest_token)
             if len(text) > most:
                 raise ApiError(
-                    f"{param}: {len(text):,} characters are too many; the {loaded.info.max_model_len:,} tokens that "
-                    f"the model takes hold at most {most:,}",
+                    f"{param}: {len(text):,} characters are too many; the {tokens:,} tokens that "
+                    f"a prompt may have hold at most {most:,}",
                     param=param,
                     code="context_length_exceeded",
                 )
-            ids = await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
-        check_token_id(max(ids, default=0), param, loaded.vocab_size)
+            ids = await self.aside(encode, text, add_special_tokens=add_special_tokens)
+        check_token_ids(ids, param, loaded.vocab_size)
         return ids
+
+    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what takes long on another thread, a few at a time."""
+        async with self._aside:
+            return await asyncio.to_thread(work, *args, **kwargs)
 
     async def encode_prompt(
         self, prompt: str | list[int], *, add_special_tokens: bool, param: str = "prompt"
@@ -163,8 +177,7 @@ class Service:
         if isinstance(prompt, str):
             return await self.encode(prompt, add_special_tokens=add_special_tokens, param=param)
         _, loaded = self.ready()
-        for token_id in prompt:
-            check_token_id(token_id, param, loaded.vocab_size)
+        check_token_ids(prompt, param, loaded.vocab_size)
         return prompt
 
     async def encode_chat(
@@ -178,9 +191,13 @@ class Service:
         """The prompt of a chat. Raises ApiError if the model's template refuses it."""
         _, loaded = self.ready()
         try:
-            text = loaded.tokenizer.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, variables=variables
+            render = partial(
+                loaded.tokenizer.render_chat,
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
             )
+            text = await self.aside(render) if len(messages) > LONG_CHAT else render()
         except ChatTemplateError as error:
             raise ApiError(f"messages: {error}", param="messages") from error
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
@@ -210,11 +227,17 @@ class Service:
             if info.max_model_len < pool  # the engine cuts it down to the pool
             else f"the KV cache holds {room:,} tokens ({info.num_blocks:,} blocks of {info.block_size})"
         )
-        longest = 0
+        longest, limit = 0, self.settings.limits.max_prompt_tokens
         for i, prompt in enumerate(prompts):
             where = prompt_param if len(prompts) == 1 else f"{prompt_param}[{i}]"
             if not prompt:
                 raise ApiError(f"{where}: has no tokens; at least one is needed", param=prompt_param)
+            if limit is not None and len(prompt) > limit:
+                raise ApiError(
+                    f"{where}: {len(prompt):,} tokens are too many; at most {limit:,} are taken (--max-prompt-tokens)",
+                    param=prompt_param,
+                    code="context_length_exceeded",
+                )
             if len(prompt) >= room:
                 raise ApiError(
                     f"{where}: {len(prompt):,} tokens are too many; {whose}, prompt and answer together",
