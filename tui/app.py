@@ -119,6 +119,7 @@ class PagedTop(App[int]):
 
     def tick(self) -> None:
         """Draw, unless nothing can have changed."""
+        self.recorder.check()
         feed, now = self.session.feed, self.session.clock()
         records = feed.records if feed else 0
         seen = (self.session.link.phase, self._notice, self.scrub.seq, self.focus_now)

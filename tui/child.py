@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,18 +45,23 @@ class Child:
 
     @classmethod
     async def start(
-        cls, arguments: Sequence[str], on_line: Callable[[str], None] | None = None, steered: bool = False
+        cls,
+        arguments: Sequence[str],
+        on_line: Callable[[str], None] | None = None,
+        steered: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Start a child in a session of its own, so that the terminal's Ctrl-C reaches the parent alone.
 
-        One that is `steered` reads what is written to it; to others the input has ended.
+        One that is `steered` reads what is written to it; to others the input has ended. `environment` has variables
+        besides this program's own: what is to be in nobody's list of processes.
         """
         process = await asyncio.create_subprocess_exec(
             *arguments,
             stdin=asyncio.subprocess.PIPE if steered else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,
             preexec_fn=die_with_parent,
         )

@@ -25,8 +25,11 @@ from tui.options import (
     number,
     one_of,
     read_config,
+    secret,
+    secret_in,
     server_url,
     whole,
+    without_options,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ _PANELS = ("blocks", "batch", "sharing", "ledgers", "requests", "control")  # as
 OPTIONS: tuple[Option, ...] = (
     Option("url", "attach to this engine; without it one is started, and stopped at the end", server_url, "URL",
            play=False),
+    Option("admin_key", "the engine's admin key; the variable or a file hides it from `ps`", secret, "KEY", play=False),
+    Option("admin_key_file", "a file whose first line is that key, unless the key is given", Path, "FILE", play=False),
     Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
     Option("trace", "what a replay plays (default: traces/chat500.jsonl)", Path, "FILE", play=False),
     Option("speed", "how many times as fast as recorded (default: 1)", number(0.1, 1000.0), "X", 1.0, live=False),
@@ -65,6 +70,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("ascii", "draw with ASCII alone (default: by the terminal)"),
     Option("web", "serve the screen to browsers instead", default=False),
 )  # fmt: skip
+
+_KEY, _KEY_FILE = (option for option in OPTIONS if option.name in ("admin_key", "admin_key_file"))
 
 
 def make_parser(play: bool = False) -> Parser:
@@ -106,6 +113,11 @@ def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
         if option not in options:
             setattr(chosen, option.name, option.default)
     chosen.play = chosen.file if play else None
+    if chosen.admin_key is None and chosen.admin_key_file is not None:
+        try:
+            chosen.admin_key = secret_in(chosen.admin_key_file)
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"--admin-key-file: {error}")
     return parser, chosen
 
 
@@ -177,7 +189,8 @@ def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutin
             return play_once(options.play, options.step, options.json, _size((80, 24)), look, _focus(options))
         from tui.once import run_once
 
-        return run_once(options.url, options.model, options.json, _size((80, 24)), look, _focus(options))
+        size, focus = _size((80, 24)), _focus(options)
+        return run_once(options.url, options.model, options.json, size, look, focus, options.admin_key)
     return _app(options, look)
 
 
@@ -248,7 +261,9 @@ def _session(options: argparse.Namespace) -> Session | int:
     replay = _replay(options.trace) if options.demo else None
     if options.demo and replay is None:
         return USAGE
-    return Session(options.url, options.model, replay, None, DEMO_SPEED, trace=options.trace)
+    return Session(
+        options.url, options.model, replay, None, DEMO_SPEED, trace=options.trace, admin_key=options.admin_key
+    )
 
 
 async def _demo(options: argparse.Namespace, look: Look) -> int:
@@ -258,7 +273,8 @@ async def _demo(options: argparse.Namespace, look: Look) -> int:
     replay = _replay(options.trace)
     if replay is None:
         return USAGE
-    session = Session(options.url, options.model, replay, DEMO_MINUTE_SESSIONS, DEMO_SPEED)
+    key = options.admin_key
+    session = Session(options.url, options.model, replay, DEMO_MINUTE_SESSIONS, DEMO_SPEED, admin_key=key)
     try:
         return await run_demo(session, replay, _size(DEMO_SIZE), look)
     finally:
@@ -283,9 +299,12 @@ async def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
     from tui.web import NoWeb, serve
 
     own = None if options.url or options.play else EngineProcess(options.model)
+    if options.admin_key is not None:  # the pages' programs find it where nobody else can look
+        os.environ.pop(_KEY_FILE.variable, None)
+        os.environ[_KEY.variable] = options.admin_key
 
     async def started() -> list[str]:
-        command = [sys.executable, "-m", "tui.cli", *argv, "--no-web"]
+        command = [sys.executable, "-m", "tui.cli", *without_options(argv, (_KEY, _KEY_FILE)), "--no-web"]
         if own is None:
             return command
         print("paged-top: starting an engine", file=sys.stderr)

@@ -25,7 +25,7 @@ from engine.protocol import (
     decode_request_text,
     decode_snapshot,
 )
-from tui.engine_api import Accepted, Missing, NotAnEngine, Refused, Unreachable
+from tui.engine_api import Accepted, Down, Locked, Missing, NotAnEngine, Refused, Unreachable
 
 Answer = TypeVar("Answer")
 UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
@@ -34,19 +34,22 @@ CONNECT_TIMEOUT = 3.0
 READ_TIMEOUT = 10.0  # of an answer; the step stream may be silent for as long as the engine is idle
 WHOLE_TIMEOUT = 60.0  # of a whole snapshot, however steadily it comes
 MAX_ANSWER = 1 << 28  # bytes; a snapshot of a million blocks has about 80 million
+MAX_REASON = 200  # characters of an engine's own words
 _NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that an engine with texts gives
 
 
 class HttpEngine:
-    """A paged-engine at `url`."""
+    """A paged-engine at `url`, asked with an admin key where it has one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, admin_key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._has_key = admin_key is not None
         # No proxy and no environment: the engine is where the URL says.
         self._http = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
             trust_env=False,
+            headers={"Authorization": f"Bearer {admin_key}"} if admin_key is not None else None,
         )
 
     async def snapshot(self) -> Snapshot:
@@ -68,7 +71,7 @@ class HttpEngine:
         try:
             async with self._http.stream("GET", "/engine/steps", params={"from": first}, timeout=timeout) as response:
                 if response.status_code != 200:
-                    raise self._unexpected(response.status_code, "/engine/steps")
+                    raise await self._unexpected(response, "/engine/steps")
                 async for data in _events(response.aiter_bytes()):
                     item = _decode(data)
                     if isinstance(item, Record | Gap):
@@ -108,6 +111,14 @@ class HttpEngine:
         except (*UNDECODED, KeyError, TypeError, ValueError) as error:
             raise Refused(f"the answer was not a control ({error})") from None
 
+    async def failure(self) -> str:
+        """Why the engine failed the last time, as its /health tells; empty where it tells none. Raises nothing."""
+        try:
+            told = msgspec.json.decode((await self._http.get("/health")).content)["last_failure"]["reason"]
+        except (httpx.HTTPError, *UNDECODED, LookupError, TypeError):
+            return ""
+        return _words(told)
+
     async def close(self) -> None:
         await self._http.aclose()
 
@@ -120,8 +131,10 @@ class HttpEngine:
         if response.status_code == 404:
             is_known = _error(response.content).get("code") in _NOT_FOUND
             raise Missing(missing if is_known else f"this engine does not tell {what}s")
+        if response.status_code == 403 and _error(response.content).get("code") == "text_off":
+            raise Missing("the engine tells no text (--no-text)")
         if response.status_code != 200:
-            raise self._unexpected(response.status_code, path)
+            raise await self._unexpected(response, path)
         try:
             return decode(response.content)
         except UNDECODED as error:
@@ -143,7 +156,7 @@ class HttpEngine:
         try:
             async with asyncio.timeout(WHOLE_TIMEOUT), self._http.stream("GET", path) as response:
                 if response.status_code != 200:
-                    raise self._unexpected(response.status_code, path)
+                    raise await self._unexpected(response, path)
                 async for chunk in response.aiter_bytes():
                     content += chunk
                     if len(content) > MAX_ANSWER or bytes(content[:64]).lstrip()[:1] not in (b"", b"{"):
@@ -156,9 +169,17 @@ class HttpEngine:
             raise NotAnEngine(f"{self._at(path)} answers with more than {MAX_ANSWER:,} bytes")
         return bytes(content)
 
-    def _unexpected(self, status: int, path: str) -> Unreachable | NotAnEngine:
+    async def _unexpected(self, response: httpx.Response, path: str) -> Unreachable | NotAnEngine:
+        """What an answer other than 200 means, with the engine's own words where it has any."""
+        status = response.status_code
+        if status in (401, 403):
+            return Locked(f"it refuses the key: HTTP {status}" if self._has_key else "needs an admin key: --admin-key")
         if status in (502, 503, 504):
-            return Unreachable(f"HTTP {status}: not ready to serve")
+            try:
+                told = _words(_error(await response.aread()).get("message"))
+            except httpx.HTTPError:
+                told = ""
+            return Down(told) if told else Unreachable(f"HTTP {status}: not ready to serve")
         return NotAnEngine(f"{self._at(path)} answers HTTP {status}; a paged-engine answers 200")
 
     def _at(self, path: str) -> str:
@@ -170,12 +191,12 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
     Raises NotAnEngine where one is longer than any record.
     """
-    rest = bytearray()
+    rest, half = bytearray(), b""
     async for chunk in chunks:
-        at = max(0, len(rest) - 3)  # from here on an end may be new: one may be cut in its middle
-        rest += chunk
-        if b"\r" in chunk:
-            rest, at = rest.replace(b"\r\n", b"\n"), 0
+        at = max(0, len(rest) - 1)  # from here on an end may be new: one may be cut in its middle
+        chunk = half + chunk
+        half = b"\r" if chunk.endswith(b"\r") else b""  # perhaps of a line's end: the next chunk tells
+        rest += chunk.removesuffix(half).replace(b"\r\n", b"\n")
         begin = 0
         while (end := rest.find(b"\n\n", max(at, begin))) >= 0:
             data = [line[5:].lstrip() for line in rest[begin:end].split(b"\n") if line.startswith(b"data:")]
@@ -230,6 +251,11 @@ def _error(content: bytes) -> dict[str, Any]:
     except (*UNDECODED, KeyError, TypeError):
         return {}
     return error if isinstance(error, dict) else {}
+
+
+def _words(told: object) -> str:
+    """A sentence of the engine's, in one line; empty where it is none."""
+    return " ".join(told.split())[:MAX_REASON] if isinstance(told, str) else ""
 
 
 def _error_message(content: bytes) -> str:

@@ -13,8 +13,16 @@ class Unreachable(Exception):
     """Nothing answers, or it cannot serve yet: worth trying again."""
 
 
+class Down(Unreachable):
+    """Its server answers that the engine cannot serve now, in its own words."""
+
+
 class NotAnEngine(Exception):
     """Something answers, and it is not a paged-engine that this program knows."""
+
+
+class Locked(NotAnEngine):
+    """An engine answers, but not to this program's key, or not without one."""
 
 
 class Missing(Exception):
@@ -49,5 +57,9 @@ class Engine(Protocol):
     async def cancel(self, request: str) -> tuple[str, ...]: ...
 
     async def loads(self) -> tuple[LiveLoad, ...]: ...
+
+    async def failure(self) -> str:
+        """Why the engine failed the last time that it did; empty where that is not told. Raises nothing."""
+        ...
 
     async def close(self) -> None: ...

@@ -37,7 +37,9 @@ class EngineProcess:
                 served.set_result(found[1])
 
         chosen = ["--model", self.model] if self.model else []
-        arguments = [*command("paged-engine", "engine.cli"), "serve", "--port", "0", *chosen]
+        # Nobody else uses it: when this program ends, its requests have nobody to answer.
+        serve = ["serve", "--port", "0", "--drain-timeout", "0", *chosen]
+        arguments = [*command("paged-engine", "engine.cli"), *serve]
         self.child = await Child.start(arguments, read)
         ended = asyncio.ensure_future(self.child.wait())
         waited: list[asyncio.Future[Any]] = [served, ended]

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from engine.protocol import Gap, Record, Snapshot
+from tui import figures
 from tui.checks import Contradiction, check_record, check_snapshot
-from tui.engine_api import Engine, NotAnEngine, Unreachable
+from tui.engine_api import Down, Engine, Locked, NotAnEngine, Unreachable
 from tui.fold import EngineFold, MissingRecords
 from tui.history import History
 from tui.lanes import Lanes
@@ -19,7 +22,9 @@ from tui.view import VIEW_STEPS, Link, Phase, View
 from tui.windows import Windows
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0)  # seconds before the next try; the last one for ever after
-GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
+LOCKED_AGAIN = 30.0  # seconds before an engine that refuses the key is asked again
+GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen, and a fault of a step
+RESTART_SHOWN = 30.0  # seconds for which a restart is
 
 
 class Feed:
@@ -44,6 +49,9 @@ class Feed:
         self._distrust = False  # the fold may be wrong: read a snapshot before going on
         self._found = ""  # what could not be believed
         self._found_at = 0.0
+        self._news = ""  # of the engine: that it was started again, or a fault
+        self._news_until = 0.0
+        self._lost_since: float | None = None  # on our clock: since when the engine has not been followed
 
     @property
     def found(self) -> str:
@@ -56,7 +64,8 @@ class Feed:
         now = self._clock()
         silent = now - self._heard_at if self._phase == "live" and self.history.lanes else 0.0
         found = self._found if now - self._found_at < GAP_SHOWN else ""
-        return Link(self._phase, self._detail, now - self._since, lost, silent, found)
+        news = self._news if now < self._news_until else ""
+        return Link(self._phase, self._detail, now - self._since, lost, silent, found, news)
 
     @property
     def now(self) -> float:
@@ -71,11 +80,17 @@ class Feed:
         """Follow the engine until cancelled."""
         tries = 0
         while True:
-            before = self.records
+            before, pause = self.records, 0.0
             try:
                 await self._session()
+            except Down as error:
+                self._enter("down" if self.fold else "connecting", str(error))
+                pause = BACK_OFF[0]  # its server answers: what it costs it is nothing
             except Unreachable as error:
                 self._enter("reconnecting" if self.fold else "connecting", str(error))
+            except Locked as error:
+                self._enter("locked", str(error))
+                pause = LOCKED_AGAIN
             except NotAnEngine as error:
                 self._distrust = True
                 self._enter("foreign", str(error))
@@ -84,7 +99,7 @@ class Feed:
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 self._doubt(f"{type(error).__name__}: {error}")
             tries = 0 if self.records > before else tries
-            await asyncio.sleep(BACK_OFF[min(tries, len(BACK_OFF) - 1)])
+            await asyncio.sleep(pause or BACK_OFF[min(tries, len(BACK_OFF) - 1)])
             tries += 1
 
     def _doubt(self, found: str) -> None:
@@ -95,12 +110,19 @@ class Feed:
 
     async def _session(self) -> None:
         """One connection: go on where the fold stands if the engine still has those records, else from a snapshot."""
-        self._read(await self.engine.snapshot())
+        await self._take_snapshot()
         self._enter("live")
         while True:
             await self._follow()
             self._distrust = True
-            self._read(await self.engine.snapshot())
+            await self._take_snapshot()
+
+    async def _take_snapshot(self) -> None:
+        """Read a snapshot; of an engine that was started again, tell why."""
+        before, last = self.fold, await self.engine.snapshot()
+        self._read(last)
+        if before is not None and _restarted(before, last):
+            self._tell_restart(before, last, await self.engine.failure())
 
     async def _follow(self) -> None:
         """Fold records until some are missing."""
@@ -120,6 +142,21 @@ class Feed:
                 with suppress(RuntimeError):
                     await close()
 
+    def _tell_restart(self, before: EngineFold, now: Snapshot, reason: str) -> None:
+        """That the engine was started again, as far as it was seen."""
+        away = "" if self._lost_since is None else f"; away {figures.seconds(self._clock() - self._lost_since)}"
+        lost = figures.plural(len(before.requests), "request") if before.requests else ""
+        self._say(
+            f"engine restarted ({now.engine.restarts})"
+            + (f": {reason}" if reason else "")
+            + away
+            + (f"; its {lost} at step {before.seq:,} were lost" if lost else ""),
+            RESTART_SHOWN,
+        )
+
+    def _say(self, news: str, seconds: float) -> None:
+        self._news, self._news_until = news, self._clock() + seconds
+
     def _take(self, record: Record) -> None:
         assert self.fold is not None
         if record.seq != self.fold.seq + 1:
@@ -130,6 +167,8 @@ class Feed:
         self.fold.apply(record)
         self.tape.keep(record, self.fold, self.history.held_lanes, before)
         self.records += 1
+        if record.fault:
+            self._say(f"fault in step {record.seq:,}: {record.fault}", GAP_SHOWN)
         if self.listener is not None:
             self.listener(record)
         self._heard_at = self._clock()
@@ -152,7 +191,8 @@ class Feed:
             return
         missing = snapshot.seq - fold.seq if fold is not None and same else 0
         if not same:
-            self.history, self.tape = History(), Tape()
+            goes_on = fold is not None and _restarted(fold, snapshot) and _same_kind(fold, snapshot)
+            self.history, self.tape = self.history.next_life(snapshot) if goes_on else History(), Tape()
             self._offset = self._engine_time(snapshot) - self._clock()
         self._distrust = False
         self.fold = EngineFold.from_snapshot(snapshot)
@@ -173,6 +213,10 @@ class Feed:
     def _enter(self, phase: Phase, detail: str = "") -> None:
         if phase != self._phase:
             self._since = self._heard_at = self._clock()
+            if phase == "live":
+                self._lost_since = None
+            elif self._lost_since is None:
+                self._lost_since = self._since
         self._phase, self._detail = phase, detail
 
     def view(self, seq: int | None = None) -> View | None:
@@ -194,6 +238,20 @@ class Feed:
         # While a step is under way, what it does is not known yet: figures end with the last record.
         now = fold.time if history.lanes else self.now
         return _view(fold, now, self.now, history.held_lanes, tuple(history.steps[-VIEW_STEPS:]), history)
+
+
+def _restarted(before: EngineFold, now: Snapshot) -> bool:
+    """Whether its server has started the engine again."""
+    return now.engine.restarts > before.engine.restarts
+
+
+def _same_kind(before: EngineFold, now: Snapshot) -> bool:
+    """Whether figures over time may go on: it is the same in all but its start, on a clock that goes on."""
+    known, found = before.engine, now.engine
+    alike = msgspec.structs.replace(
+        found, restarts=known.restarts, started=known.started, started_unix=known.started_unix
+    )
+    return alike == known and before.time <= found.started <= now.time
 
 
 def _view(fold: EngineFold, now: float, clock: float, lanes: Lanes, steps: tuple[Step, ...], history: Windows) -> View:

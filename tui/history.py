@@ -50,8 +50,9 @@ class _Work(NamedTuple):
 class History(Windows):
     """Fed with each record before the fold applies it; asked for windows, steps and switches."""
 
-    def __init__(self) -> None:
-        super().__init__(Log())
+    def __init__(self, log: Log | None = None) -> None:
+        """`log`: of the engine's lives before this one."""
+        super().__init__(log or Log())
         self._steps = Steps()
         self._lanes = Lanes()
         self._cells: dict[tuple[str, RowKind], Cell] = {}  # the running requests' own
@@ -126,6 +127,14 @@ class History(Windows):
         for left in record.left:
             self._forget(left.request)
         self._log.trim()
+
+    def next_life(self, snapshot: Snapshot) -> History:
+        """A history of the same engine after it was started again: figures over time stay, with a gap between.
+
+        Nothing else does: steps are counted anew. This one is of no more use.
+        """
+        self._log.end_life(snapshot.time)
+        return History(self._log)
 
     def _forget(self, request: str) -> None:
         self._last_token.pop(request, None)

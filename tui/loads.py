@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from engine.protocol import LiveLoad
-from tui.engine_api import Missing, NotAnEngine, Unreachable
+from tui.engine_api import Locked, Missing, NotAnEngine, Unreachable
 
 EVERY = 1.0  # seconds; they tell no more often
+LOCKED_AGAIN = 30.0  # seconds before an engine that refuses the key is asked again
 
 
 class LoadSource(Protocol):
@@ -23,17 +24,23 @@ class LoadReader:
     def __init__(self, source: LoadSource) -> None:
         self.loads: tuple[LiveLoad, ...] = ()
         self._source = source
+        self._locked = False
 
     async def run(self) -> None:
-        """Ask until cancelled; an engine that takes no word of loads is asked once."""
+        """Ask until cancelled; an engine that takes no word of loads is asked once, one that wants a key rarely."""
         with suppress(Missing):
             while True:
                 await self.read()
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(LOCKED_AGAIN if self._locked else EVERY)
 
     async def read(self) -> None:
         """Ask once. Raises Missing where the engine takes no word of loads."""
         told: tuple[LiveLoad, ...] = ()
-        with suppress(Unreachable, NotAnEngine):
+        self._locked = False
+        try:
             told = await self._source.loads()
+        except Locked:
+            self._locked = True
+        except (Unreachable, NotAnEngine):
+            pass
         self.loads = told

@@ -88,6 +88,10 @@ class Events(Generic[T]):
             high = min(high, bisect_right(self._seqs, last))
         return self.what[bisect_right(self.times, start) : high]
 
+    def end_life(self) -> None:
+        """Records are counted from 0 again: these are before that."""
+        self._seqs = array("q", (-1 for _ in self._seqs))
+
     def drop_before(self, time: float) -> None:
         cut = bisect_left(self.times, time)
         del self.times[:cut], self._seqs[:cut], self.what[:cut]
@@ -106,7 +110,26 @@ class Log:
         self.ended: Events[Ended] = Events()
         self.preempted: Events[Preempted] = Events()
         self.switches: list[Switch] = []
+        self.restarts: list[float] = []  # when the engine was seen again after its death
         self._gaps: list[tuple[float, float]] = []  # stretches whose records are missing
+
+    def end_life(self, again: float) -> None:
+        """The engine is dead, and is seen `again` with records from 0 on: what there is lies before that.
+
+        Switches are forgotten: what came after one and what came before it are not of one life.
+        """
+        if self._count:
+            self.add_gap(again)
+            self._points[_SEQ, : self._count] -= self._points[_SEQ, self._count - 1] + 1
+        for events in (self.ttft, self.tpot, self.e2e, self.ended, self.preempted):
+            events.end_life()
+        self.switches = []
+        self.restarts.append(again)
+
+    @property
+    def life_start(self) -> float | None:
+        """The time from which on all is of the engine's present life."""
+        return self.restarts[-1] if self.restarts else self.start
 
     @property
     def start(self) -> float | None:
@@ -195,6 +218,7 @@ class Log:
             events.drop_before(oldest)
         self._gaps = [gap for gap in self._gaps if gap[1] > oldest]
         self.switches = [switch for switch in self.switches if switch.time > oldest]
+        self.restarts = [time for time in self.restarts if time > oldest]
 
     def _index(self, time: float, points: int) -> int:
         """Of the last point up to `time` (inclusive); of the first before any."""

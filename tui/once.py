@@ -67,7 +67,13 @@ def fail(message: str) -> int:
 
 
 async def run_once(
-    url: str | None, model: str | None, json: bool, size: tuple[int, int], look: Look, focus: Focus = FIRST_FOCUS
+    url: str | None,
+    model: str | None,
+    json: bool,
+    size: tuple[int, int],
+    look: Look,
+    focus: Focus = FIRST_FOCUS,
+    admin_key: str | None = None,
 ) -> int:
     """Print once and return the exit code."""
     own = EngineProcess(model) if url is None else None
@@ -80,7 +86,7 @@ async def run_once(
             except (EngineFailed, OSError) as error:
                 return fail(f"the engine did not start: {error}")
         assert url is not None
-        engine = HttpEngine(url)
+        engine = HttpEngine(url, admin_key)
         snapshot = await engine.snapshot()
         if json:
             print(totals_json(snapshot, await _loads(engine)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -68,6 +68,26 @@ def server_url(text: str) -> str:
     if not usable or not text.isascii() or not text.isprintable() or " " in text:
         raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def secret(text: str) -> str:
+    """A key as it goes into a header. Raises ArgumentTypeError, which does not tell it."""
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError("must be printable ASCII without spaces; what came is not shown")
+    return text
+
+
+def secret_in(path: Path) -> str:
+    """The key that is the first line of a file. Raises ArgumentTypeError."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return secret(file.readline(1 << 16).strip())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{path}: is not UTF-8 text") from None
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{path}: its first line {error}") from None
 
 
 def number(low: float, high: float) -> Callable[[str], float]:
@@ -155,6 +175,19 @@ def add_options(parser: Parser, options: tuple[Option, ...], file: Mapping[str, 
             parser.add_argument(
                 option.flag, type=option.parse, default=default, metavar=option.metavar or None, help=words
             )
+
+
+def without_options(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
+    """A command line without some options that take a value."""
+    flags = tuple(option.flag for option in options)
+    out: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in flags:
+            next(rest, None)
+        elif not argument.startswith(tuple(f"{flag}=" for flag in flags)):
+            out.append(argument)
+    return out
 
 
 def _parsed(option: Option, value: Any) -> Any:

@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
-from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.protocol import BlockText, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
-from tui import controls
+from engine.protocol import BlockText, EngineInfo, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
 from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
-from tui.recording import STDIN, Head, Reading, RecordHead, RecordingError, SnapshotHead, read_heads
+from tui.recording import STDIN, Reading, RecordingError, lives_on
+from tui.recording_index import SCAN_AFTER, Index, Mark
 
 MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown
 MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
+NOWHERE = -1
 TICK = 1e-6  # seconds: so close is now
 TOGETHER = 8  # records that are handed over before the screen has its turn
 NO_CHANGE = "a recording cannot be changed"
 NO_TEXT = "a recording holds no text"
 NO_LOAD = "a recording holds nothing of load generators"
 ENDS = "the recording ends here"
-SCAN_AFTER = 1.0  # seconds: the first picture comes first
-SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +38,24 @@ class Position:
     seconds: float
 
 
+@dataclass(slots=True)
+class _Life:
+    """One life of the recorded engine, whose records have numbers of their own: where it begins, and with which.
+
+    `last` is that of its last record, once a later life is known.
+    """
+
+    engine: EngineInfo
+    start: Mark
+    last: int = 0
+
+
 class Player:
     """Implements `tui.client.Engine` over a file. Opening reads its first line alone; raises RecordingError.
 
-    `engine` is the recorded one, and `began` when the recording begins, on its clock. `playing`: time goes on.
-    `ended`: the last picture stays; `note` says why, in words. `first` is the number of the first picture; `last` and
-    `duration` (seconds) are known once a thread has read the whole file.
+    `engine` is the recorded one in the life that is shown, and `began` when the recording begins, on its clock.
+    `playing`: time goes on. `ended`: the last picture stays; `note` says why, in words. `first` is the number of the
+    life's first picture; `last` and `duration` (seconds) are known once a thread has read the whole file.
     """
 
     def __init__(
@@ -75,18 +82,32 @@ class Player:
             check_snapshot(start)
         except Contradiction as error:
             raise RecordingError(f"{path}: its first snapshot cannot be true: {error}") from None
-        self.engine, self.began = start.engine, start.time
-        self.first = start.seq
+        self.began = start.time
+        self._lives = [_Life(start.engine, Mark(start.seq, 0, 1))]
+        self._life = 0  # the one that is shown
         self.index = Index(path, scan_after)
         self._picture: Snapshot | None = start  # to be handed over before any record
         self._told: Snapshot | None = None  # handed over, and no records asked for since
         self._next: Record | Snapshot | None = None  # read, and not yet handed over
         self._seq, self._time = start.seq, start.time  # of what was handed over
-        self._target = 0  # up to here all is handed over at once
+        self._target = NOWHERE  # up to here all is handed over at once
         self._owed = 0  # steps that were asked for
         self._rewinds = 0
         self._reckoned = (clock(), start.time)  # a moment on our clock, and the recording's at that moment
         self._sleeper: asyncio.Future[None] | None = None
+
+    @property
+    def engine(self) -> EngineInfo:
+        return self._lives[self._life].engine
+
+    @property
+    def first(self) -> int:
+        return self._lives[self._life].start.seq
+
+    @property
+    def earlier(self) -> bool:
+        """Whether the engine was started again before what is shown."""
+        return self._life > 0
 
     @property
     def speed(self) -> float:
@@ -145,7 +166,7 @@ class Player:
         """Stand still, also on the way to where `seek` was to lead."""
         self._reckon(self.now())
         self.playing = False
-        self._target = 0
+        self._target = NOWHERE
         self._wake()
 
     def resume(self) -> None:
@@ -161,19 +182,32 @@ class Player:
         self._wake()
 
     def seek(self, seq: int) -> None:
-        """Go to a record: forward all before it comes at once; back, the nearest snapshot and all that follows it."""
+        """Go to a record: forward all before it comes at once; back, the nearest snapshot and all that follows it.
+
+        Before a life's first one lie the last ones of the life before.
+        """
         self._owed = 0
-        self._target = seq
-        if seq < self._seq:
-            self._rewind(seq)
+        if seq < self.first and self.earlier:
+            before = self._lives[self._life - 1]
+            seq = max(before.start.seq, before.last + 1 + seq - self.first)
+            self._target = seq
+            self._rewind(seq, self._life - 1)
+        else:
+            self._target = seq
+            if seq < self._seq:
+                self._rewind(seq, self._life)
         self._wake()
 
     def event(self, seq: int, on: bool) -> int | None:
         """The next record after `seq`, or the last before it, with a switch, a preemption, a copy or a gap before it.
 
-        None where none is known: the file is read through once, in the background.
+        None where none is known: the file is read through once, in the background. The first record of a life that is
+        not the first has the end of the one before it, whose number is less than any of this life's.
         """
-        return self.index.event_after(seq) if on else self.index.event_before(seq)
+        if on:
+            return self.index.event_after(seq, self._life)
+        found = self.index.event_before(seq, self._life)
+        return self.first - 1 if found is None and self.earlier else found
 
     async def snapshot(self) -> Snapshot:
         """The picture that records go on from. Asked for out of turn, the reader does not believe what it was told."""
@@ -226,6 +260,9 @@ class Player:
     async def loads(self) -> tuple[LiveLoad, ...]:
         raise Missing(NO_LOAD)
 
+    async def failure(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self.index.stop()
         self._reading.close()
@@ -242,12 +279,19 @@ class Player:
                     item = next(self._reading)
                 assert not isinstance(item, Gap)
                 self._next = item
+                self._note_life(item)
             except StopIteration:
                 lost = f"records {gap.first:,} to {gap.last:,} are missing, and no snapshot follows" if gap else ""
                 self._end(lost or self._reading.note)
             except RecordingError as error:
                 self._end(str(error))
         return self._next
+
+    def _note_life(self, item: Record | Snapshot) -> None:
+        """Remember where the engine's next life begins, when its snapshot has been read."""
+        if isinstance(item, Snapshot) and lives_on(self.engine, item.engine) and len(self._lives) == self._life + 1:
+            self._lives[-1].last = self._seq
+            self._lives.append(_Life(item.engine, Mark(item.seq, self._reading.offset, self._reading.line)))
 
     def _end(self, note: str) -> None:
         self.ended, self.note = True, note or ENDS
@@ -264,15 +308,18 @@ class Player:
         late = (self._clock() - then) - (item.time - at) / self._speed
         by_clock = self.playing and not self._owed and item.seq > self._target and not math.isinf(self._speed)
         self._owed = max(0, self._owed - 1)
-        self._seq, self._time = item.seq, item.time
         if isinstance(item, Snapshot):
             self._picture = item
+            self._life += lives_on(self.engine, item.engine)
+        self._seq, self._time = item.seq, item.time
+        if item.seq >= self._target:
+            self._target = NOWHERE  # records of the next life have the same numbers
         if not by_clock or late > MAX_LATE:
             self._reckon(item.time)
 
-    def _rewind(self, seq: int) -> None:
-        """Read again from the nearest snapshot that is not after `seq`."""
-        mark = self.index.snapshot_before(seq)
+    def _rewind(self, seq: int, life: int) -> None:
+        """Read again from the nearest snapshot of a life that is not after `seq`."""
+        mark = self.index.snapshot_before(seq, life) or self._lives[life].start
         try:
             reading = Reading(self.path, decode_item, mark.offset, mark.line)
             picture = next(reading)
@@ -281,7 +328,7 @@ class Player:
             return
         assert isinstance(picture, Snapshot)
         self._reading.close()
-        self._reading, self._picture, self._next = reading, picture, None
+        self._reading, self._picture, self._next, self._life = reading, picture, None, life
         self._seq, self._time = picture.seq, picture.time
         self.ended, self.note = False, ""
         self._reckon(picture.time)
@@ -310,89 +357,3 @@ class Player:
     def _check_speed(speed: float) -> None:
         if not (MIN_SPEED <= speed <= MAX_SPEED or speed == math.inf):
             raise ValueError(f"speed: must be from {MIN_SPEED} to {MAX_SPEED:.0f}, or inf, got {speed}")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Where a snapshot lies in the file: bytes (uncompressed) before its line, and the line's number."""
-
-    seq: int
-    offset: int
-    line: int
-
-
-class Index:
-    """What a thread finds in a file that is read once through: its snapshots, its events and its end.
-
-    `last` is the last item seen so far; `done`: all was seen. 8 bytes an event are kept, and nothing of the rest.
-    """
-
-    def __init__(self, path: Path, after: float) -> None:
-        self._path = path
-        self._after = after
-        self.last: RecordHead | SnapshotHead | None = None
-        self.done = False
-        self._marks = [Mark(0, 0, 1)]  # the first line's own number is not needed
-        self._events = array("q")
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin, once."""
-        if self._thread is None and not self._over.is_set():
-            self._thread = threading.Thread(target=self._work, name="recording-scan", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def join(self) -> None:
-        """Wait for the thread (tests)."""
-        if self._thread:
-            self._thread.join()
-
-    def event_after(self, seq: int) -> int | None:
-        at = bisect_right(self._events, seq)
-        return self._events[at] if at < len(self._events) else None
-
-    def event_before(self, seq: int) -> int | None:
-        at = bisect_left(self._events, seq)
-        return self._events[at - 1] if at else None
-
-    def snapshot_before(self, seq: int) -> Mark:
-        """The last known one that is not after `seq`, or the first."""
-        return self._marks[max(1, bisect_right(self._marks, seq, key=lambda mark: mark.seq)) - 1]
-
-    def _work(self) -> None:
-        if self._over.wait(self._after):
-            return
-        # What cannot be read ends the index where it ends the playing; the player has the words.
-        with suppress(RecordingError):
-            self._read()
-        self.done = not self._over.is_set()
-
-    def _read(self) -> None:
-        heads = read_heads(self._path)
-        try:
-            self._note(heads)
-        finally:
-            heads.close()
-
-    def _note(self, heads: Reading[Head]) -> None:
-        control = None
-        rest_at = time.monotonic() + SCAN_WORK
-        for head in heads:
-            if time.monotonic() > rest_at:
-                if self._over.wait(SCAN_REST):
-                    break
-                rest_at = time.monotonic() + SCAN_WORK
-            if isinstance(head, Gap):
-                continue
-            if isinstance(head, SnapshotHead) and self.last is not None:
-                self._marks.append(Mark(head.seq, heads.offset, heads.line))
-                self._events.append(head.seq)
-            elif isinstance(head, RecordHead):
-                switched = control is not None and controls.changes(control, head.control)
-                if switched or head.preempted or head.copies:
-                    self._events.append(head.seq)
-            control, self.last = head.control, head

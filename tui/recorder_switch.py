@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from engine.protocol import Record, Snapshot
+from engine.protocol import EngineInfo, Record, Snapshot
 from tui import figures
 from tui.operator import Tell
-from tui.recording import Recorder, RecordingError
+from tui.recorder import Recorder
+from tui.recording import RecordingError, lives_on
 from tui.session import Session
 
 
@@ -21,7 +22,7 @@ class RecorderSwitch:
         self._tell = tell
         self._recorder: Recorder | None = None
         self._seq = 0  # of the last record that was written
-        self._engine_started = 0.0  # on its clock: tells one engine from another
+        self._engine: EngineInfo | None = None  # which engine is recorded, in which of its lives
 
     @property
     def running(self) -> bool:
@@ -33,9 +34,14 @@ class RecorderSwitch:
         recorder = self._recorder
         if recorder is None:
             return ""
-        if recorder.error:
-            return "recording ended"
         return f"recording {recorder.path.name}: {recorder.records:,} records, {figures.size(recorder.bytes)}"
+
+    def check(self) -> bool:
+        """End a recording that cannot go on, and say so at once; whether that was so."""
+        if self._recorder is None or not self._recorder.error:
+            return False
+        self.stop()
+        return True
 
     def able(self) -> bool:
         """Whether there is a stream to record; tells why not."""
@@ -66,7 +72,7 @@ class RecorderSwitch:
             self._tell(str(error), True)
             return
         self._recorder.begin(feed.fold.to_snapshot())
-        self._seq, self._engine_started = feed.fold.seq, feed.fold.engine.started
+        self._seq, self._engine = feed.fold.seq, feed.fold.engine
         feed.listener = self._hear
         self._tell(f"recording to {name}; r ends it", False)
 
@@ -83,15 +89,16 @@ class RecorderSwitch:
         self._tell(recorder.error or words, bool(recorder.error))
 
     def _hear(self, item: Record | Snapshot) -> None:
-        """What the feed takes: each record, or a snapshot where some were missing or the engine is another one."""
+        """What the feed takes: each record, or a snapshot where some were missing or the engine is in another life."""
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or self.check():
             return
-        if recorder.error:
-            self.stop()
-        elif isinstance(item, Record):
+        if isinstance(item, Record):
             recorder.take(item)
-        elif item.engine.started != self._engine_started or item.seq < self._seq:
+        elif self._engine is not None and lives_on(self._engine, item.engine):
+            recorder.begin(item)
+            self._engine = item.engine
+        elif item.engine != self._engine or item.seq < self._seq:
             self.stop()
             self._tell("recording ended: the engine is another one now", True)
         elif item.seq > self._seq:

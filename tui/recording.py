@@ -1,16 +1,13 @@
 """A recording: the stream's own lines in a file, a snapshot first, then every record; plain or gzip.
 
-Where records were lost, a `gap` line comes, and then a snapshot again. One thread writes, so that the screen never
-waits for a disk; a reader holds one line at a time, whatever the file's size.
+Where records were lost, a `gap` line comes, and then a snapshot again; where the engine was started again, just a
+snapshot. A reader holds one line at a time, whatever the file's size; `tui.recorder` writes them.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import threading
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar, cast
@@ -21,21 +18,18 @@ from engine.protocol import (
     PROTOCOL_VERSION,
     Control,
     Copy,
+    EngineInfo,
     Gap,
     Preempted,
     Record,
     Snapshot,
     StreamItem,
     decode_item,
-    encode,
 )
 
-BATCH_SECONDS = 0.5  # between two writes: what a killed recorder loses at most, with the write itself
-CLOSE_SECONDS = 5.0  # for the last write
-MAX_WAITING = 5_000  # records that a slow disk may leave in memory
 MAX_LINE = 1 << 29  # bytes; a snapshot of a million blocks has about 80 million
 STDIN = Path("-")
-_GZIP = 31  # zlib's window bits, with gzip's header
+GZIP = 31  # zlib's window bits, with gzip's header
 _MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK = 1 << 18  # bytes read at once
@@ -46,99 +40,12 @@ class RecordingError(Exception):
     """The file cannot be written, or is not a recording that this program can show; the message says which and why."""
 
 
-class Recorder:
-    """Writes one engine's stream to a new file. `records` and `bytes` are what lies in it, `error` why it ended early.
-
-    Call `begin` once, then `take` for every record after it, and `gap` where some are missing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Make the file; raises RecordingError where it exists already or cannot be made."""
-        self.path = path
-        self.records = 0
-        self.bytes = 0
-        self.error = ""
-        try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by the thread)
-        except FileExistsError:
-            raise RecordingError(f"{path} exists already, and a recording overwrites nothing") from None
-        except OSError as error:
-            raise RecordingError(f"{path} cannot be made: {error.strerror}") from None
-        self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP) if path.suffix == ".gz" else None
-        self._waiting: deque[StreamItem] = deque()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
-        self._thread.start()
-
-    def begin(self, snapshot: Snapshot) -> None:
-        self._put(snapshot)
-
-    def take(self, record: Record) -> None:
-        self._put(record)
-
-    def gap(self, first: int, last: int, snapshot: Snapshot) -> None:
-        """Records `first` to `last` are missing; `snapshot` is what goes on after them."""
-        self._put(Gap(first, last))
-        self._put(snapshot)
-
-    def close(self) -> None:
-        """Write what waits, and end. Does not wait for a disk that hangs, nor where it has ended already."""
-        self._over.set()
-        if self.error:
-            return
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive() and not self.error:
-            self.error = f"{self.path}: the disk did not take the last records within {CLOSE_SECONDS:.0f} s"
-
-    def _put(self, item: StreamItem) -> None:
-        if self.error or self._over.is_set():
-            return
-        if len(self._waiting) >= MAX_WAITING:
-            self.error = f"{self.path}: the disk is too slow: {MAX_WAITING:,} records wait"
-            self._over.set()
-            return
-        self._waiting.append(item)
-
-    def _work(self) -> None:
-        """Until the end: write a batch, rest, and stop at the first failure."""
-        try:
-            with self._file:
-                while not self._over.wait(BATCH_SECONDS):
-                    self._write()
-                self._write()
-                if self._zip:
-                    self._send(self._zip.flush(zlib.Z_FINISH))
-        except OSError as error:
-            self.error = f"{self.path}: {error.strerror}; the recording ends after {self.records:,} records"
-
-    def _write(self) -> None:
-        """Write what waits, whole lines, so that a reader finds them even if this program is killed now."""
-        written = 0
-        news = bool(self._waiting)
-        while self._waiting:
-            item = self._waiting.popleft()
-            line = encode(item) + b"\n"
-            self._send(self._zip.compress(line) if self._zip else line)
-            written += isinstance(item, Record)
-        if self._zip and news:
-            self._send(self._zip.flush(zlib.Z_SYNC_FLUSH))
-        self.records += written
-        if not os.fstat(self._file.fileno()).st_nlink:
-            raise OSError(0, "the file was deleted")
-
-    def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            sent = self._file.write(rest) or 0  # a file without a buffer may take a part
-            self.bytes += sent
-            rest = rest[sent:]
-
-
 class EngineHead(msgspec.Struct, frozen=True):
     """Of an EngineInfo: what says whether a recording can be read, and whose it is."""
 
     protocol: int
     started: float = 0.0
+    restarts: int = 0
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, tag="snapshot"):
@@ -158,6 +65,7 @@ class RecordHead(msgspec.Struct, frozen=True, tag="step"):
     control: Control
     preempted: tuple[Preempted, ...]
     copies: tuple[Copy, ...] = ()
+    fault: str = ""
 
 
 class _Version(msgspec.Struct):
@@ -174,10 +82,16 @@ Head = RecordHead | Gap | SnapshotHead
 T = TypeVar("T", bound=StreamItem | Head)
 
 
+def lives_on(before: EngineInfo | EngineHead, now: EngineInfo | EngineHead) -> bool:
+    """Whether the engine `now` is the one from `before`, started again by its server: its records begin anew."""
+    return now.restarts > before.restarts and now.started > before.started
+
+
 class Reading(Generic[T]):
     """A recording's items in order, one line at a time: a snapshot, its records without a hole, then perhaps a gap.
 
-    After a gap a snapshot follows, but for a gap at the very end. `line` and `offset` (bytes, uncompressed) are those
+    After a gap a snapshot follows, but for a gap at the very end. Where the engine was started again a snapshot comes
+    without a gap before it, and records are counted anew. `line` and `offset` (bytes, uncompressed) are those
     of the last item's line; `note` says at the end how the file is broken, if it is. Iterating raises RecordingError.
     """
 
@@ -197,7 +111,7 @@ class Reading(Generic[T]):
         self._decode = decode
         self._first = True  # nothing was read yet
         self._seq = 0  # of the last item
-        self._started = 0.0
+        self._engine: EngineInfo | EngineHead | None = None  # in the life that is read
         self._missing_to: int | None = None  # the last record seen since some were missing
         self._unzipped: _Unzipped | None = None
         try:
@@ -241,13 +155,14 @@ class Reading(Generic[T]):
                 elif item.seq > self._seq:
                     self._missing_to = max(item.seq, self._missing_to or 0)
                 continue
-            if not self._first and (item.engine.started != self._started or item.seq < self._seq):
+            again = self._engine is not None and lives_on(self._engine, item.engine)
+            if not self._first and not again and (self._other(item.engine) or item.seq < self._seq):
                 raise RecordingError(f"{self.path}: another recording begins at line {self.line}")
-            missing, news = item.seq - self._seq, self._first or item.seq > self._seq
-            if missing and not self._first:
+            missing, news = item.seq - self._seq, self._first or again or item.seq > self._seq
+            if missing and not self._first and not again:
                 yield cast(T, Gap(self._seq + 1, item.seq))
             self._first, self._missing_to = False, None
-            self._seq, self._started = item.seq, item.engine.started
+            self._seq, self._engine = item.seq, item.engine
             if news:
                 yield item
                 del item
@@ -255,6 +170,9 @@ class Reading(Generic[T]):
             raise RecordingError(f"{self.path} is empty" if not self.note else f"{self.path} is {self.note}")
         if self._missing_to is not None:
             yield cast(T, Gap(self._seq + 1, self._missing_to))
+
+    def _other(self, engine: EngineInfo | EngineHead) -> bool:
+        return self._engine is None or engine.started != self._engine.started
 
     def _decoded(self) -> Iterator[T]:
         """Every line's item, as it stands there."""
@@ -346,7 +264,7 @@ class _Unzipped(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._zip = zlib.decompressobj(_GZIP)
+        self._zip = zlib.decompressobj(GZIP)
         self._fresh = True  # nothing of this member was read
         self._rest = b""
         self.broken = ""
@@ -360,7 +278,7 @@ class _Unzipped(io.RawIOBase):
             if self._zip.eof:
                 self._rest, self._zip, self._fresh = (
                     self._zip.unused_data.lstrip(b"\0"),
-                    zlib.decompressobj(_GZIP),
+                    zlib.decompressobj(GZIP),
                     True,
                 )
             data = self._rest or self._file.read(_CHUNK)

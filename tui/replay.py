@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import io
 import re
 import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 from tui import figures
 from tui.child import Child, command
@@ -116,7 +116,8 @@ class Replay:
         self.speed = speed
         self._asked: float | None = None
         self._progress: tuple[int, int] | None = None  # sessions done, of how many
-        self._log: TextIO | None = None
+        self._log: io.FileIO | None = None
+        self._log_problem = ""  # why it does not tell all
         self._clock = clock
         self._child: Child | None = None
         self._changing = asyncio.Lock()  # one start or stop at a time
@@ -124,22 +125,21 @@ class Replay:
         self._started = 0.0
         self._ended: float | None = None
 
-    async def start(self, url: str, sessions: int | None) -> None:
-        """Replay against `url`, unless it does already, at the speed that was asked for last."""
+    async def start(self, url: str, sessions: int | None, admin_key: str | None = None) -> None:
+        """Replay against `url`, unless it does already, at the speed that was asked for last. Raises OSError."""
         async with self._changing:
             if self.running:
                 return
             self._drop_log()
             self.speed, self._asked = self._asked or self.speed, None
             self._progress, self._ended, self._child = None, None, None
-            descriptor, name = tempfile.mkstemp(prefix="paged-top-replay-", suffix=".log")
-            self.log_path = Path(name)
-            self._log = os.fdopen(descriptor, "w", encoding="utf-8")
+            self._open_log()
             limit = ["--sessions", str(sessions)] if sessions else []
             options = ["--url", url, "--speed", f"{self.speed:g}", "--steer", "--no-probe", *limit]
             self._started = self._clock()
             program = [*command("loadgen", "loadgen.cli"), "replay", str(self.trace), *options]
-            self._child = await Child.start(program, self._hear, steered=True)
+            key = {} if admin_key is None else {"LOADGEN_ADMIN_KEY": admin_key}
+            self._child = await Child.start(program, self._hear, steered=True, environment=key)
 
     def set_speed(self, speed: float) -> None:
         """Let it go by another speed from now on, or the next one if none runs."""
@@ -150,9 +150,7 @@ class Replay:
             self.speed, self._asked = speed, None
 
     def _hear(self, line: str) -> None:
-        if self._log and not self._log.closed:
-            self._log.write(line + "\n")
-            self._log.flush()
+        self._write_log(line)
         if found := _SESSIONS.search(line):
             self._progress = int(found[1]), int(found[2])
         elif found := _SPEED.match(line):
@@ -193,7 +191,9 @@ class Replay:
         """Why it failed, and where its log is; empty while it runs, when it is done and when it was interrupted."""
         if self.exit_code in (None, 0, INTERRUPTED):
             return ""
-        return f"the replay ended with exit code {self.exit_code}: {self.progress} (log: {self.log_path})"
+        log = f"log: {self.log_path}" if self.log_path else "no log"
+        why = f"; it ends early: {self._log_problem}" if self._log_problem else ""
+        return f"the replay ended with exit code {self.exit_code}: {self.progress} ({log}{why})"
 
     @property
     def report(self) -> list[str]:
@@ -219,6 +219,27 @@ class Replay:
                 self._stopping = False
             self._drop_log()
             return code
+
+    def _open_log(self) -> None:
+        """A log for a run; where there can be none, it goes on without."""
+        self._log, self.log_path, self._log_problem = None, None, ""
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="paged-top-replay-", suffix=".log")
+        except OSError as error:
+            self._log_problem = error.strerror or str(error)
+            return
+        self.log_path = Path(name)
+        self._log = io.FileIO(descriptor, "wb")
+
+    def _write_log(self, line: str) -> None:
+        """The replay goes on where its log cannot."""
+        if self._log is None or self._log.closed:
+            return
+        try:
+            self._log.write(line.encode("utf-8", "replace") + b"\n")
+        except OSError as error:
+            self._log_problem = error.strerror or str(error)
+            self._log.close()
 
     def _drop_log(self) -> None:
         """Close the log of the last run, and keep it only if that failed."""

@@ -29,7 +29,7 @@ class Scrub:
             return None
         if self._view is not None and self._view.engine.started != feed.fold.engine.started:
             self.release()
-            self._tell("another engine is here now: what was paused is gone", True)
+            self._tell("the engine is another one now: what was paused is gone", True)
         return self._view or feed.view()
 
     @property
@@ -75,7 +75,8 @@ class Scrub:
             return
         if player is not None:
             player.pause()
-            if seq >= self._newest(feed) or player.first <= seq < feed.tape.first:  # the file has it
+            in_file = seq >= player.first or player.earlier
+            if seq >= self._newest(feed) or (seq < feed.tape.first and in_file):
                 self.release()
                 player.seek(seq)
                 return
@@ -98,8 +99,9 @@ class Scrub:
         if further is None:
             self._tell(f"no event is known {'after' if on else 'before'} this", True)
         else:
+            is_before = player is not None and further < player.first
             self.to(further)
-            self._tell(f"step {further:,}", False)
+            self._tell("before the engine was started again" if is_before else f"step {further:,}", False)
 
     def goto(self, text: str) -> None:
         """To a step that a person has named."""

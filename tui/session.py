@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from tui.loads import LoadReader
 from tui.player import Player
 from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
 from tui.view import Link, Playing, View
+
+NEWS_SHOWN = 30.0  # seconds
 
 
 class Session:
@@ -32,10 +35,12 @@ class Session:
         engine: Engine | None = None,
         player: Player | None = None,
         trace: Path | None = None,
+        admin_key: str | None = None,
     ) -> None:
         """`player`: a recording instead of an engine; `engine`: one that is there already (tests).
 
         `replay` starts when the engine is seen; `trace` is of one that is started later (None: the project's own).
+        `admin_key` is the engine's.
         """
         self.url = url
         self.player = player
@@ -43,9 +48,11 @@ class Session:
         self.feed: Feed | None = None
         self.loads: LoadReader | None = None
         self.error = ""  # why the engine that was started is no more
+        self._news = ("", 0.0)  # why the replay of the beginning did not start, and until when that is told
         self._replay_sessions = replay_sessions
         self._load_from_start = replay is not None
         self._trace = trace
+        self._admin_key = admin_key
         if replay is not None:
             replay.speed = replay_speed
         self._clock = clock
@@ -67,7 +74,8 @@ class Session:
         if self.feed is None:
             phase = "starting" if self._own else "connecting"
             return Link(phase, "", self._clock() - self._started)  # type: ignore[arg-type]
-        return self.feed.link
+        link, (words, until) = self.feed.link, self._news
+        return replace(link, news=words) if words and not link.news and self._clock() < until else link
 
     @property
     def target(self) -> str:
@@ -110,7 +118,7 @@ class Session:
         if self.feed is None:
             from tui.client import HttpEngine  # HTTP takes its time to load: the screen is there first
 
-            self.feed = Feed(HttpEngine(self.url or ""), self._clock)
+            self.feed = Feed(HttpEngine(self.url or "", self._admin_key), self._clock)
         following = [asyncio.create_task(self.feed.run())]
         if self.player is None:
             self.loads = LoadReader(self.feed.engine)
@@ -141,7 +149,7 @@ class Session:
                 self.replay = Replay(self._trace or find_trace(), self._clock)
             match action:
                 case "start":
-                    await self.replay.start(self.url, self._replay_sessions)
+                    await self.replay.start(self.url, self._replay_sessions, self._admin_key)
                 case "stop":
                     await self.replay.stop()
                 case "speed":
@@ -173,5 +181,6 @@ class Session:
         """Start the load when the engine is seen for the first time."""
         while feed.fold is None:
             await asyncio.sleep(0.1)
-        if self.replay and self.url:
-            await self.replay.start(self.url, self._replay_sessions)
+        words, bad = await self.steer_replay("start")
+        if bad:
+            self._news = words, self._clock() + NEWS_SHOWN

@@ -27,8 +27,8 @@ SMALL_POOL = 4_096  # blocks; every keyframe of a smaller one is whole
 REELS = 6  # the oldest sixth of the budget goes at once
 WORTH = 3  # but a reel is at least so many times as large as its first keyframe
 
-KINDS = ("gap", "switch", "preemption", "copy on write", "cache cleared")
-GAP, SWITCH, PREEMPTION, COPY, CLEARED = (1 << kind for kind in range(len(KINDS)))
+KINDS = ("gap", "switch", "preemption", "copy on write", "cache cleared", "fault", "request failed")
+GAP, SWITCH, PREEMPTION, COPY, CLEARED, FAULT, FAILED = (1 << kind for kind in range(len(KINDS)))
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Record).decode
@@ -45,6 +45,8 @@ def events(record: Record, before: Control) -> int:
         | (PREEMPTION if record.preempted else 0)
         | (COPY if record.copies else 0)
         | (CLEARED if record.cleared else 0)
+        | (FAULT if record.fault else 0)
+        | (FAILED if any(end.reason == "error" for end in (*record.held, *record.left)) else 0)
     )
 
 

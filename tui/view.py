@@ -26,7 +26,7 @@ from tui.texts import NO_TEXTS, Texts
 if TYPE_CHECKING:
     from tui.advice import Suggestion
 
-Phase = Literal["starting", "connecting", "live", "reconnecting", "foreign", "ended"]
+Phase = Literal["starting", "connecting", "live", "reconnecting", "down", "locked", "foreign", "ended"]
 
 VIEW_STEPS = 400  # columns of the batch timeline that a view carries
 RATE_WINDOW = 5.0  # seconds over which "now" is averaged
@@ -37,8 +37,11 @@ COPIES_SHOWN = 0.5  # seconds for which copied blocks stay marked; those of the 
 class Link:
     """How the connection stands. `seconds` is how long it has; `lost` the records of the last gap, while fresh.
 
+    `down`: the engine's server answers, and `detail` is why the engine itself cannot. `locked`: it wants another key.
+
     `silent` is the seconds without a record while requests run: a long step, or an engine that hangs. `found` is what
-    the stream had that could not be believed, while fresh.
+    the stream had that could not be believed, while fresh, and `news` that the engine was started again, or what went
+    wrong in a step of it.
     """
 
     phase: Phase
@@ -47,6 +50,7 @@ class Link:
     lost: int = 0
     silent: float = 0.0
     found: str = ""
+    news: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,11 @@ class Windows:
         switches = self._log.switches
         return [switch for switch in switches if self._last is None or switch.seq <= self._last]
 
+    @property
+    def restarts(self) -> list[float]:
+        """When the engine was started again, the oldest first."""
+        return self._log.restarts
+
     def window(self, start: float, end: float) -> Window:
         """Everything after `start` and up to `end`."""
         log, seq = self._log, self._last
@@ -198,7 +203,7 @@ class Windows:
             group.insert(0, switch)
         first, last = group[0], group[-1]
         earlier = [switch.time for switch in switches if switch.time < first.time]
-        had = first.time - max([self.start, *earlier[-1:]])
+        had = first.time - max([self._log.life_start or self.start, *earlier[-1:]])
         span = min(COMPARE_LIMIT, now - last.time, had)
         before = self.window(first.time - span, first.time)
         return Comparison(first, last, before, self.window(now - span, now))

@@ -85,6 +85,9 @@ class PlayedEngine:
     async def loads(self) -> tuple[LiveLoad, ...]:
         return self.told
 
+    async def failure(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self.closed = True
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
 from tui.client import HttpEngine, _events, _reason
-from tui.engine_api import Missing, NotAnEngine, Refused, Unreachable
+from tui.engine_api import Down, Locked, Missing, NotAnEngine, Refused, Unreachable
 
 
 @asynccontextmanager
@@ -53,6 +53,48 @@ async def test_loads_are_read_and_an_engine_too_old_for_them_is_told():
             await engine.loads()
 
 
+async def test_the_key_goes_with_every_question_and_into_no_message():
+    asked = []
+
+    async def locked(request):
+        asked.append(request.headers.get("Authorization"))
+        return web.Response(status=401)
+
+    paths = [("snapshot", "get"), ("steps", "get"), ("loads", "get"), ("control", "patch"), ("requests__a", "delete")]
+    async with serving(**{f"{method}__engine__{path}": locked for path, method in paths}) as open_engine:
+        engine = HttpEngine(open_engine.url, "s3cret")
+        told = []
+        for work in (engine.snapshot(), anext(engine.steps(1)), engine.loads()):
+            with pytest.raises(Locked, match="it refuses the key: HTTP 401") as error:
+                await work
+            told.append(str(error.value))
+        for work in (engine.change({}), engine.cancel("a")):
+            with pytest.raises(Refused, match="HTTP 401") as error:
+                await work
+            told.append(str(error.value))
+        await engine.close()
+    assert asked == ["Bearer s3cret"] * 5
+    assert not any("s3cret" in words for words in told)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            b'{"status": "ok", "restarts": 1, "last_failure": {"reason": "it was\\nkilled", "unix": 1.5}}',
+            "it was killed",
+        ),
+        (b'{"status": "ok", "restarts": 0}', ""),
+        (b'{"last_failure": {"reason": 7}}', ""),
+        (b'{"last_failure": "x"}', ""),
+        (b"<html>", ""),
+    ],
+)
+async def test_the_last_failure_is_the_engines_own_word(answer, reason):
+    async with serving(get__health=answering(answer)) as engine:
+        assert await engine.failure() == reason
+
+
 async def test_nothing_there_is_unreachable():
     engine = HttpEngine("http://127.0.0.1:1")
     with pytest.raises(Unreachable, match="nothing answers there"):
@@ -69,7 +111,14 @@ async def test_nothing_there_is_unreachable():
         (b'{"type": "snapshot", "a": "\xff"}', 200, NotAnEngine, "not with an engine's snapshot"),
         (b'{"type": "snapshot", "engine": {"protocol": 99}}', 200, NotAnEngine, "the engine speaks protocol 99"),
         (b"", 404, NotAnEngine, "answers HTTP 404; a paged-engine answers 200"),
-        (b"", 401, NotAnEngine, "HTTP 401"),
+        (b"", 401, Locked, "needs an admin key: --admin-key"),
+        (b"", 403, Locked, "needs an admin key: --admin-key"),
+        (
+            b'{"error": {"message": "the engine is  starting again:\\nit died"}}',
+            503,
+            Down,
+            "the engine is starting again: it d",
+        ),
         (b"loading", 503, Unreachable, "HTTP 503: not ready"),
     ],
 )
@@ -176,9 +225,11 @@ async def test_a_malformed_record_is_no_engine(recording):
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-async def test_events_are_whole_however_they_are_cut(cut):
-    raw = b"id: 1\r\ndata: {1}\r\n\r\n: x\n\ndata: {2}\n\ndata: {3"
-
+@pytest.mark.parametrize(
+    "raw",
+    [b"id: 1\r\ndata: {1}\r\n\r\n: x\n\ndata: {2}\n\ndata: {3", b"data: {1}\r\n\r\ndata: {2}\r\n\r\n"],
+)
+async def test_events_are_whole_however_they_are_cut(cut, raw):
     async def chunks():
         for start in range(0, len(raw), cut):
             yield raw[start : start + cut]
@@ -228,6 +279,8 @@ async def test_texts_are_asked_for_by_name_and_place():
         (failing(404), Missing, "request a has ended"),
         (failing(404, None, "no such route: /engine/requests/a"), Missing, "this engine does not tell texts"),
         (answering(b"not found", 404), Missing, "this engine does not tell texts"),
+        (failing(403, "text_off", "off"), Missing, r"the engine tells no text \(--no-text\)"),
+        (failing(403, "forbidden", "no"), Locked, "needs an admin key"),
         (answering(b"", 503), Unreachable, "HTTP 503"),
         (answering(b"", 400), NotAnEngine, "answers HTTP 400"),
         (answering(b"{}"), NotAnEngine, "not with a text"),

@@ -11,7 +11,7 @@ import pytest
 
 from engine.protocol import Durations, Gap, PoolTotals, Preempted, Queue, Row, WasteLedger
 from tui import feed as feed_module
-from tui.engine_api import NotAnEngine, Unreachable
+from tui.engine_api import Down, Locked, NotAnEngine, Unreachable
 from tui.feed import Feed
 
 
@@ -124,6 +124,115 @@ async def test_another_engine_at_the_same_place_starts_anew(stream, simulated):
     assert feed.fold.seq == 10
     assert feed.history.steps[-1].seq == 10
     assert feed.link.lost == 0
+
+
+def born_again(stream, seconds=3.0):
+    """The same engine's next life: its first snapshot and records, `seconds` after the last of the life before."""
+    records, states = stream
+    began = records[-1].time + seconds
+    engine = msgspec.structs.replace(states[0].engine, started=began, restarts=1)
+    first = msgspec.structs.replace(states[0], engine=engine, time=began)
+    later = [
+        msgspec.structs.replace(
+            record,
+            time=record.time + began,
+            arrived=tuple(msgspec.structs.replace(one, time=one.time + began) for one in record.arrived),
+        )
+        for record in records
+    ]
+    return first, later
+
+
+class Dying(Script):
+    """An engine that dies, and tells why."""
+
+    async def failure(self):
+        return "the core was killed by SIGKILL"
+
+
+async def test_an_engine_that_was_started_again_is_told_and_its_lives_are_not_joined(stream):
+    records, states = stream
+    first, later = born_again(stream)
+    down = [Down("the engine is starting again: the core was killed")] * 2
+    feed, phases = await follow(Dying([states[0], *down, first], [records, later]))
+    assert [phase for phase, _ in phases] == ["live", "reconnecting", "down", "down", "live"]
+    assert phases[2][1] == "the engine is starting again: the core was killed"
+    in_flight = len(states[60].requests)
+    assert in_flight
+    assert feed.link.news == (
+        f"engine restarted (1): the core was killed by SIGKILL; away 0.0 ms; "
+        f"its {in_flight} requests at step 60 were lost"
+    )
+    assert (feed.fold.seq, feed.link.lost) == (60, 0)
+    assert [step.seq for step in feed.history.steps] == [record.seq for record in later if record.rows]
+    # Figures over time stay, and what nobody saw counts for nothing.
+    both = feed.history.window(states[0].time, later[-1].time)
+    sampled = sum(row.sampled for record in records for row in record.rows)
+    assert both.output_tokens == 2 * sampled
+    assert both.observed == pytest.approx(later[-1].time - states[0].time - 3.0)
+    assert feed.history.window(records[-1].time + 0.5, first.time - 0.5).observed == 0.0
+    assert feed.history.restarts == [first.time]
+    assert feed.history.until(0).window(first.time, first.time + 9.0).output_tokens == 0
+    assert feed.history.until(0).window(0.0, records[-1].time).output_tokens == sampled
+
+
+async def test_a_comparison_is_of_one_life(simulated):
+    first, *records = simulated.simulate(60, {20: simulated.STATIC_RESERVED}, blocks=700, max_model_len=2048, rate=6.0)
+    feed = Feed(None, lambda: 0.0)
+    feed._read(first)
+    for record in records:
+        feed._take(record)
+    assert feed.history.comparison(records[-1].time) is not None
+    second, later = born_again((records, [first]))
+    feed._read(second)
+    for record in later[:10]:
+        feed._take(record)
+    assert feed.history.comparison(later[9].time) is None  # what was before the death is no side of it
+    for record in later[10:]:
+        feed._take(record)
+    compared = feed.history.comparison(later[-1].time)
+    assert compared.before.start >= second.time
+
+
+async def test_an_engine_of_another_kind_begins_anew(stream):
+    records, states = stream
+    first, later = born_again(stream)
+    smaller = msgspec.structs.replace(first.engine, max_model_len=1024)
+    feed, _ = await follow(Dying([states[0], msgspec.structs.replace(first, engine=smaller)], [records, later]))
+    assert feed.history.start == first.time
+    assert feed.link.news.startswith("engine restarted (1): the core was killed by SIGKILL; away")
+
+
+async def test_one_that_refuses_the_key_is_asked_rarely_and_named(stream, monkeypatch):
+    records, states = stream
+    waits = []
+    sleep = asyncio.sleep
+
+    async def noting(seconds):
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(feed_module.asyncio, "sleep", noting)
+    feed, phases = await follow(Script([Locked("needs an admin key: --admin-key"), states[0]], [records]))
+    assert phases[0] == ("locked", "needs an admin key: --admin-key")
+    assert waits[0] == feed_module.LOCKED_AGAIN
+    assert feed.link.phase == "live"
+
+
+async def test_a_fault_is_told_for_a_while_and_is_an_event(stream):
+    records, states = stream
+    now = [0.0]
+    feed = Feed(None, lambda: now[0])
+    feed._read(states[0])
+    feed._enter("live")
+    for record in records[:5]:
+        feed._take(record)
+    feed._take(msgspec.structs.replace(records[5], fault="out of memory: computed in 2 parts"))
+    assert feed.link.news == "fault in step 6: out of memory: computed in 2 parts"
+    seq, words = feed.tape.event_after(5)
+    assert (seq, "fault" in words) == (6, True)
+    now[0] = 11.0
+    assert feed.link.news == ""
 
 
 async def test_a_snapshot_from_before_what_is_known_starts_anew(stream):

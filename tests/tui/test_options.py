@@ -8,6 +8,7 @@ import pytest
 
 from tui import cli, focus, themes
 from tui.cli import OPTIONS, parse
+from tui.options import without_options
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,9 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
         if option.name == "config":
             continue
         text = texts.get(option.name, "2" if option.parse else "1")
+        if option.name == "admin_key_file":
+            (config.parent / "key").write_text("from-the-file")
+            text = str(config.parent / "key")
         arguments = ["play", "x.jsonl"] if not option.live else []
         config.write_text(f'{option.name} = "{text}"\n')
         from_file = getattr(options(*arguments), option.name)
@@ -64,7 +68,7 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
         ("frames = 'many'", "frames: must be a number from 0.5 to 60, got 'many'"),
         ("frames = 1000", "frames: must be a number from 0.5 to 60"),
         ("web_port = 0", "web_port: must be a whole number from 1 to 65,535, got '0'"),
-        ("colour = 1", "colour: no such option; known are ascii, demo"),
+        ("colour = 1", "colour: no such option; known are admin_key, admin_key_file, ascii"),
         ("config = 'x'", "config: no such option"),
         ("readonly = 'perhaps'", "readonly: must be 1 or 0"),
         ("url = 'nowhere'", "url: must be an address"),
@@ -112,3 +116,40 @@ def test_play_has_options_of_its_own(capsys):
 def test_words_listed_in_the_command_line_are_those_there_are():
     assert ("auto", *themes.THEMES) == cli._THEMES
     assert cli._PANELS == focus.PANELS
+
+
+def test_a_key_is_given_by_itself_or_in_a_file_and_never_told(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "key"
+    file.write_text("from-file\nsecond line\n")
+    assert options("--admin-key-file", str(file)).admin_key == "from-file"
+    assert options("--admin-key-file", str(file), "--admin-key", "itself").admin_key == "itself"
+    monkeypatch.setenv("PAGED_TOP_ADMIN_KEY", "of-the-environment")
+    assert options().admin_key == "of-the-environment"
+    monkeypatch.delenv("PAGED_TOP_ADMIN_KEY")
+    file.write_text("s3cret with space\n")
+    for arguments, words in (
+        (("--admin-key", "s3cret\n"), "argument --admin-key: must be printable ASCII without spaces"),
+        (("--admin-key-file", str(file)), "its first line must be printable ASCII"),
+        (("--admin-key-file", str(tmp_path / "none")), "none: No such file or directory"),
+        (("--admin-key-file", str(tmp_path)), "Is a directory"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            options(*arguments)
+        told = capsys.readouterr().err
+        assert words in told
+        assert "s3cret" not in told
+
+
+def test_keys_are_taken_off_the_command_line_of_a_page():
+    options = [option for option in OPTIONS if option.name.startswith("admin_key")]
+    arguments = [
+        "--admin-key",
+        "a",
+        "--web",
+        "--admin-key-file=b",
+        "--admin-key=c",
+        "--theme",
+        "mono",
+        "--admin-key-file",
+    ]
+    assert without_options(arguments, options) == ["--web", "--theme", "mono"]

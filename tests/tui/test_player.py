@@ -197,6 +197,70 @@ async def test_step_is_one_record_further(file, states):
         assert feed.fold.seq == 80
 
 
+@pytest.fixture
+def two_lives(items, tmp_path):
+    """40 records, then the engine was started again, and 60 records."""
+    engine = msgspec.structs.replace(items[0].engine, restarts=1, started=items[40].time + 2.0)
+    again = msgspec.structs.replace(items[0], engine=engine, time=engine.started)
+    later = [msgspec.structs.replace(item, time=item.time + engine.started) for item in items[1:61]]
+    return written(tmp_path / "two.jsonl", [*items[:41], again, *later])
+
+
+async def test_a_restart_plays_on_with_the_next_life(two_lives, items):
+    async with playing(two_lives) as (player, feed, time):
+        await time.pass_by(items[40].time - items[0].time + 1e-4)
+        assert (feed.fold.seq, feed.fold.engine.restarts, player.earlier) == (40, 0, False)
+        await time.pass_by(2.0)
+        assert (feed.fold.seq, feed.fold.engine.restarts, player.earlier) == (0, 1, True)
+        assert feed.link.news.startswith("engine restarted (1)")
+        await time.pass_by(1e6)
+        assert (feed.fold.seq, player.ended, player.complete, feed.link.lost) == (60, True, True, 0)
+        assert feed.link.found == ""
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_numbers_are_those_of_the_life_that_is_shown(two_lives, states, indexed):
+    async with playing(two_lives) as (player, feed, time):
+        player.seek(30)
+        await settle()
+        assert feed.fold.to_snapshot() == states[30]
+        await time.pass_by(1e6)
+        assert feed.fold.seq == 60  # nothing of the second life was passed over at once, or left out
+        if indexed:
+            player.index.join()
+        player.pause()
+        for seq, shown in ((50, (50, 1)), (20, (20, 1)), (0, (0, 1)), (-1, (40, 0)), (10, (10, 0)), (-5, (0, 0))):
+            player.seek(seq)
+            await settle()
+            assert (feed.fold.seq, feed.fold.engine.restarts) == shown
+        player.seek(40)
+        player.resume()
+        await time.pass_by(1e6)
+        assert (feed.fold.seq, feed.fold.engine.restarts) == (60, 1)
+
+
+async def test_what_a_life_does_not_have_is_looked_for_in_the_next(two_lives):
+    async with playing(two_lives) as (player, feed, _):
+        player.pause()
+        player.seek(55)
+        await settle()
+        assert (feed.fold.seq, feed.fold.engine.restarts) == (55, 1)
+
+
+async def test_before_the_first_event_of_a_life_lies_the_one_before(two_lives):
+    async with playing(two_lives) as (player, feed, _):
+        player.pause()
+        player.seek(55)
+        await settle()
+        player.index.join()
+        seq = player.event(1, False)
+        assert seq == player.first - 1
+        player.seek(seq)
+        await settle()
+        assert (feed.fold.seq, feed.fold.engine.restarts) == (40, 0)
+        assert player.event(0, False) is None
+
+
 async def test_seek_forward_hands_everything_over_at_once(file, states):
     async with playing(file) as (player, feed, time):
         player.seek(50)

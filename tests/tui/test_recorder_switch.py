@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from engine.protocol import encode
 from tui import figures
 from tui.feed import Feed
 from tui.player import Player
+from tui.recorder import Recorder
 from tui.recorder_switch import RecorderSwitch
 from tui.session import Session
 
@@ -125,6 +127,60 @@ async def test_another_engine_ends_the_recording(running, recording, tmp_path, s
         assert not screen.app.recorder.running
         assert "recording ended: the engine is another one now" in screen.text("footer")
         assert feed.listener is None
+
+
+async def test_an_engine_that_was_started_again_is_recorded_on_and_plays(running, recording, tmp_path):
+    first, path = recording[0], tmp_path / "two.jsonl.gz"
+    began = recording[-1].time + 2.0
+    engine = msgspec.structs.replace(first.engine, started=began, restarts=1)
+    again = msgspec.structs.replace(first, engine=engine, time=began)
+    later = [msgspec.structs.replace(record, time=record.time - first.time + began) for record in recording[1:40]]
+    async with running(items=recording[:-30]) as screen:
+        feed = screen.app.session.feed
+        await record_to(screen, path)
+        for record in recording[-30:]:
+            feed._take(record)
+        feed._read(again)
+        for record in later:
+            feed._take(record)
+        then = state(feed.fold)
+        await screen.press("r")
+        assert "recorded 69 records" in screen.text("footer")
+    player = Player(path, speed=float("inf"))
+    session = Session(player=player)
+    following = asyncio.create_task(session.run())
+    while not player.ended:
+        await asyncio.sleep(0.005)
+    assert player.complete
+    assert state(session.feed.fold) == then
+    assert session.link.news.startswith("engine restarted (1)")
+    assert "away" not in session.link.news  # nobody saw how long
+    following.cancel()
+    await session.close()
+
+
+async def test_a_disk_that_gets_full_is_told_at_once_and_the_screen_goes_on(running, recording, tmp_path, monkeypatch):
+    path = tmp_path / "full.jsonl"
+
+    def full(recorder, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with running((200, 24), items=recording[:-30]) as screen:
+        feed = screen.app.session.feed
+        await record_to(screen, path)
+        monkeypatch.setattr(Recorder, "_send", full)
+        feed._take(recording[-30])
+        recorder = screen.app.recorder._recorder
+        while not recorder.error:
+            await asyncio.sleep(0.005)
+        screen.app.tick()  # no record comes: the clock's tick tells
+        screen.app.draw_frame()
+        assert "No space left on device; the recording has ended" in screen.text("footer")
+        assert not screen.app.recorder.running
+        assert screen.app.recorder.finished == [recorder.error]
+        for record in recording[-29:]:
+            feed._take(record)
+        assert feed.fold.seq == recording[-1].seq
 
 
 def test_a_recording_is_not_recorded_again_and_nothing_is_before_a_stream(tmp_path, recording):

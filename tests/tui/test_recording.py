@@ -17,9 +17,11 @@ import msgspec
 import pytest
 
 from engine.protocol import Gap, Record, Snapshot, encode
+from tui import recorder as recorder_module
 from tui import recording
 from tui.fold import EngineFold
-from tui.recording import Recorder, RecordingError, read_heads, read_recording
+from tui.recorder import Recorder
+from tui.recording import RecordingError, read_heads, read_recording
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def items(simulated):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(recording, "BATCH_SECONDS", 0.01)
+    monkeypatch.setattr(recorder_module, "BATCH_SECONDS", 0.01)
 
 
 def lines_of(items):
@@ -137,17 +139,68 @@ def test_a_full_disk_ends_the_recording_with_words_and_leaves_a_readable_file(it
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
-    assert "File too large; the recording ends after" in recorder.error
     reading = read_recording(tmp_path / name)
     found = list(reading)
     assert 1 < len(found) < len(items)
     assert found == items[: len(found)]
-    assert reading.note == f"truncated at line {len(found) + 1}"
+    assert reading.note == ""  # whole lines, and the gzip member has its end
+    size = (tmp_path / name).stat().st_size
+    assert (recorder.records, recorder.bytes) == (len(found) - 1, size)
+    assert f"File too large; the recording has ended, {len(found) - 1} records, " in recorder.error
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A folder on a file system of 64 KiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_on_a_disk_that_is_full_what_was_written_can_be_played(items, tiny_disk, name):
+    (tiny_disk / "filler").write_bytes(b"x" * (56 if name.endswith("gz") else 16) * 1024)
+    recorder = record_all(tiny_disk / name, items)
+    found = list(read_recording(tiny_disk / name))
+    assert 1 < len(found) < len(items)
+    assert found == items[: len(found)]
+    assert f"No space left on device; the recording has ended, {len(found) - 1} records, " in recorder.error
+
+
+def test_where_nothing_can_be_written_nothing_is_said_to_be(items, tiny_disk):
+    (tiny_disk / "filler").write_bytes(b"x" * 64 * 1024)
+    recorder = record_all(tiny_disk / "a.jsonl", items)
+    assert "No space left on device; the recording has ended, nothing can be played" in recorder.error
+    with pytest.raises(RecordingError, match="is empty"):
+        list(read_recording(tiny_disk / "a.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_an_engine_that_was_started_again_goes_on_with_a_snapshot(items, tmp_path, name):
+    engine = items[0].engine
+    again = msgspec.structs.replace(engine, restarts=1, started=items[20].time + 1.0)
+    second = msgspec.structs.replace(items[0], engine=again, time=again.started)
+    later = [msgspec.structs.replace(item, time=item.time + again.started) for item in items[1:]]
+    recorder = Recorder(tmp_path / name)
+    recorder.begin(items[0])
+    for record in items[1:21]:
+        recorder.take(record)
+    recorder.begin(second)
+    for record in later:
+        recorder.take(record)
+    recorder.close()
+    assert list(read_recording(tmp_path / name)) == [*items[:21], second, *later]
 
 
 def test_a_disk_that_hangs_is_told_and_memory_stays_bounded(items, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "BATCH_SECONDS", 3600.0)
-    monkeypatch.setattr(recording, "MAX_WAITING", 20)
+    monkeypatch.setattr(recorder_module, "BATCH_SECONDS", 3600.0)
+    monkeypatch.setattr(recorder_module, "MAX_WAITING", 20)
     recorder = Recorder(tmp_path / "a.jsonl")
     for record in items[1:41]:
         recorder.take(record)
@@ -159,13 +212,13 @@ def test_a_killed_recorder_leaves_what_it_had_written(items, tmp_path):
     path = tmp_path / "a.jsonl.gz"
     source = written(tmp_path / "source.jsonl", b"".join(lines_of(items)))
     program = (
-        "import sys, time; from pathlib import Path; from tui import recording\n"
+        "import sys, time; from pathlib import Path; from tui import recorder, recording\n"
         "first, *records = recording.read_recording(Path(sys.argv[1]))\n"
-        "recorder = recording.Recorder(Path(sys.argv[2]))\n"
-        "recorder.begin(first)\n"
-        "for record in records: recorder.take(record)\n"
+        "writer = recorder.Recorder(Path(sys.argv[2]))\n"
+        "writer.begin(first)\n"
+        "for record in records: writer.take(record)\n"
         "print('taken', flush=True)\n"
-        "while recorder.records < 60: time.sleep(0.01)\n"
+        "while writer.records < 60: time.sleep(0.01)\n"
         "print('written', flush=True); time.sleep(600)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", program, source, path], stdout=subprocess.PIPE)
@@ -356,7 +409,7 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(items, tmp_path, monkeypatch)
         hangs.set()
         goes_on.wait()
 
-    monkeypatch.setattr(recording, "MAX_WAITING", 3)
+    monkeypatch.setattr(recorder_module, "MAX_WAITING", 3)
     monkeypatch.setattr(Recorder, "_send", hang)
     recorder = Recorder(tmp_path / "slow.jsonl")
     recorder.begin(items[0])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -49,12 +51,14 @@ class Server:
         self.url = ""
         self.asked = asyncio.Event()
         self.count = 0
+        self.keys = set()
 
     async def models(self, _):
         return web.json_response({"data": [{"id": "m"}]})
 
     async def chat(self, request):
         self.count += 1
+        self.keys.add(request.headers.get("Authorization"))
         self.asked.set()
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
@@ -161,6 +165,42 @@ async def test_one_that_fails_says_so_and_keeps_its_log(tmp_path, logs):
     assert replay.load == Load("failed", "broken", 1.0, took=replay.load.took, code=2)
     (log,) = logs.iterdir()
     assert str(log) in replay.failure
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/no/such/folder/log"])
+async def test_a_log_that_cannot_be_written_stops_no_replay(tmp_path, monkeypatch, place):
+    def make(**_):
+        return os.open(place, os.O_WRONLY), place
+
+    monkeypatch.setattr(tempfile, "mkstemp", make)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+    async with serving() as server:
+        replay = Replay(write_trace(tmp_path / "two.jsonl", (0.0, 0.1)), time.monotonic)
+        await replay.start(server.url, None)
+        await until(lambda: not replay.running)
+        assert (replay.load.state, replay.load.done, replay.failure) == ("done", 2, "")
+        await replay.stop()
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("{}\n")
+    replay = Replay(broken, time.monotonic)
+    await replay.start("http://127.0.0.1:9", None)
+    await until(lambda: not replay.running)
+    await replay.stop()
+    why = "No space left on device" if place == "/dev/full" else "No such file or directory"
+    assert f"it ends early: {why})" in replay.failure
+
+
+async def test_the_key_is_in_the_childs_environment_alone(tmp_path):
+    async with serving() as server:
+        replay = Replay(write_trace(tmp_path / "two.jsonl"), time.monotonic)
+        await replay.start(server.url, None, "s3cret")
+        process = f"/proc/{replay._child.process.pid}"
+        await server.asked.wait()
+        assert b"s3cret" not in Path(process, "cmdline").read_bytes()
+        assert b"LOADGEN_ADMIN_KEY=s3cret" in Path(process, "environ").read_bytes()
+        assert server.keys == {"Bearer s3cret"}
+        await replay.stop()
+        assert not any("s3cret" in line for line in replay.report)
 
 
 async def test_a_session_starts_stops_and_rescales_one_at_any_time(tmp_path, recording, played):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 RECORDING = Path(__file__).with_name("recording.jsonl.gz")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
@@ -99,6 +100,41 @@ async def test_a_closed_page_ends_its_program(port):
         async with asyncio.timeout(30):
             while programs(server):
                 await asyncio.sleep(0.1)
+
+
+async def test_the_key_of_an_engine_is_in_no_page_and_no_list_of_processes(port):
+    asked = set()
+
+    async def snapshot(request):
+        asked.add(request.headers.get("Authorization"))
+        return web.Response(status=401)
+
+    app = web.Application()
+    app.router.add_get("/engine/snapshot", snapshot)
+    runner = web.AppRunner(app, shutdown_timeout=0.2)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    arguments = ["--url", f"http://127.0.0.1:{runner.addresses[0][1]}", "--admin-key", "s3cret", "--web"]
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tui.cli", "--web-port", str(port), *arguments), env=CLEAN, stderr=subprocess.PIPE
+    )
+    try:
+        told = await asyncio.wait_for(server.stderr.readline(), 30)
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"http://127.0.0.1:{port}/") as reply:
+                page = await reply.text()
+            async with client.ws_connect(f"http://127.0.0.1:{port}/ws?width=120&height=36") as screen:
+                seen = await text_of(screen, "it refuses the key: HTTP 401")
+                (program,) = programs(server)
+        assert asked == {"Bearer s3cret"}
+        assert not any("s3cret" in text for text in (page, seen, program, told.decode()))
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 30) == 0
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+        await runner.cleanup()
 
 
 def test_an_address_that_cannot_be_had_is_told_in_a_line():

@@ -302,13 +302,15 @@ def _waiting(frame: Frame, inner: int, rows: int) -> list[Line]:
         "starting": f"starting an engine: {since}",
         "connecting": f"waiting for {target}: {since}",
         "reconnecting": f"lost {target}, trying again: {since}",
+        "down": f"the engine at {target} is down: {since}",
+        "locked": f"{target} does not let this program in",
         "foreign": f"{target} is not a paged-engine",
         "ended": "the engine ended",
         "live": "reading the first snapshot",
     }[link.phase]
     body: list[Line] = [[], [("  " + heading, "value")]]
     if link.detail:
-        body += [[("  " + part, "bad" if link.phase in ("foreign", "ended") else "dim")]
+        body += [[("  " + part, "bad" if link.phase in ("foreign", "ended", "locked") else "dim")]
                  for part in _wrapped(link.detail, inner - 4)]  # fmt: skip
     body.append([])
     space = rows - len(body)

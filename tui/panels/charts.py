@@ -1,4 +1,5 @@
-"""Columns over time: bars, points and stacks, with axes, and a line through all where a control was switched."""
+"""Columns over time: bars, points and stacks, with axes, and a line through all where a control was switched or the
+engine was started again."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ class Columns:
 
 
 def marks(view: View, windows: Sequence[Window]) -> list[bool]:
-    """In which windows a control was switched."""
-    times = [switch.time for switch in view.history.switches]
+    """In which windows a control was switched, or the engine was started again."""
+    times = [switch.time for switch in view.history.switches] + view.history.restarts
     if not times:
         return [False] * len(windows)
     return [any(window.start < time <= window.end for time in times) for window in windows]

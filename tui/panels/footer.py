@@ -1,4 +1,4 @@
-"""The last line: the keys that work here, or what was just said to or by the engine."""
+"""The last line: the keys that work here, or what was just said to, by or of the engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     status = frame.status
     doing = ", ".join(words for words in (status.recording, status.replay) if words)
     right: Line = [(clean(doing), "queue"), (" ", "text")] if doing else []
-    if status.notice:
-        notice: Line = [(" ", "text"), (clean(status.notice), "bad" if status.notice_bad else "good")]
+    told, is_bad = (status.notice, status.notice_bad) if status.notice else (status.link.news, True)
+    if told:
+        notice: Line = [(" ", "text"), (clean(told), "bad" if is_bad else "good")]
         return [spread(notice, right, width)]
     room = width - 2
     if right and length(right) + 40 <= width:

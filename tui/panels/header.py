@@ -7,6 +7,7 @@ from tui.look import Look
 from tui.panels.line import Line, Span, clean, fit, join, length, spread
 from tui.view import RATE_WINDOW, Frame, View
 
+DETAIL = 60  # letters of what stands against it
 SILENT = 5.0  # seconds without a record, while requests run, from which on that is told
 
 
@@ -22,6 +23,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
             [(figures.seconds(recent.step_mean), "value"), ("/step", "dim")],
             [("up ", "dim"), (figures.clock(view.uptime), "text")],
         ]
+        if view.engine.restarts:
+            facts.insert(2, [("restarts ", "dim"), (figures.count(view.engine.restarts), "bad")])
         if frame.status.target:  # who measured all this
             facts.append([("from ", "dim"), (clean(frame.status.target), "text")])
         engine = view.engine
@@ -47,7 +50,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
 def _target(frame: Frame, width: int) -> Line:
     """Before anything was read: of whom, and what stands against it."""
     link = frame.status.link
-    role = "bad" if link.phase in ("foreign", "ended") else "dim"
+    role = "bad" if link.phase in ("foreign", "ended", "locked") else "dim"
     parts: list[Line] = [[(clean(frame.status.target), "dim")], [(clean(link.detail), role)]]
     return spread([(" ", "text"), *join([part for part in parts if part[0][0]], ("  ", "text"), width - 1)], [], width)
 
@@ -67,6 +70,10 @@ def _link(frame: Frame, look: Look) -> Line:
             out = [(glyphs.down, "warn"), (f" connecting, {since}", "warn")]
         case "reconnecting":
             out = [(glyphs.down, "bad"), (f" reconnecting since {since}", "bad")]
+        case "down":
+            out = [(glyphs.down, "bad"), (f" engine down for {since}: {clean(link.detail)[:DETAIL]}", "bad")]
+        case "locked":
+            out = [(glyphs.down, "bad"), (f" {clean(link.detail)[:DETAIL]}", "bad")]
         case "foreign":
             out = [(glyphs.down, "bad"), (" not an engine", "bad")]
         case "ended":

@@ -48,7 +48,7 @@ def _does(key: GlobalKey) -> str:
     for keyed in controls.KEYED:
         if key.action == f"switch('{keyed.field}')":
             words = [controls.word(choice).split()[0] for choice in keyed.choices]
-            return f"{keyed.name}: {'/'.join(words)}"
+            return f"{keyed.name}: {('/' if len(words) < 4 else ', ').join(words)}"  # many need a place to break
     return key.does
 
 
@@ -84,7 +84,7 @@ def _notes(look: Look, cells: int) -> list[Line]:
         f"{look.glyphs.dash} was not measured.",
         "The mouse: click selects, the wheel scrolls or zooms; keys can be clicked.",
         "Client: what a load generator measured itself, from sent or from due, when the trace says to send.",
-        "Events: switches, preemptions, copies, gaps, a cleared cache.",
+        "Events: switches, preemptions, copies, gaps, a cleared cache, faults, requests that failed.",
     )
     return [[(" notes", "title")], *([(f" {line}", "dim")] for text in texts for line in wrap(text, cells - 1))]
 

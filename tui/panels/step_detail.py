@@ -12,7 +12,7 @@ from engine.protocol import Durations, Joined, Preempted, Record, RowKind
 from tui import figures
 from tui.history import step_seconds
 from tui.look import Glyphs, Look
-from tui.panels.line import Line, join, short_id
+from tui.panels.line import Line, clean, join, short_id
 from tui.panels.waits import reason
 from tui.view import Frame, View
 
@@ -30,7 +30,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         why = " no record was seen yet" if seq is None else f" record {seq:,} is not kept any more"
         return "step" if seq is None else f"step {seq:,}", [[(why, "dim")]]
     sections = (
-        _head(view, record),
+        _head(view, record, width),
         _times(record, width, look.glyphs),
         _rows_by_kind(record, width),
         _who(record, width),
@@ -45,11 +45,13 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     return f"step {record.seq:,}", lines
 
 
-def _head(view: View, record: Record) -> list[Line]:
+def _head(view: View, record: Record, width: int) -> list[Line]:
     control, tokens = record.control, sum(row.tokens for row in record.rows)
     share = figures.percent(figures.ratio(tokens, control.max_num_batched_tokens))
     since = figures.clock(max(0.0, record.time - view.engine.started))
+    fault = wrap(clean(record.fault), max(12, width - NAME - 2))
     return [
+        *(_pair("" if at else "fault", line, "bad") for at, line in enumerate(fault)),
         _pair("made", f"{figures.seconds(max(0.0, view.now - record.time))} ago, {since} after the engine's start"),
         _pair("modes", f"{control.batching}, {control.allocation}"),
         _pair("budget", f"{tokens:,} of {control.max_num_batched_tokens:,} tokens, {share}"),
@@ -135,8 +137,11 @@ def _who(record: Record, width: int) -> list[Line]:
     lines += _list("arrived", zip((one.request for one in record.arrived), arrived, strict=True), "text", width)
     lines += _list("joined", ((one.request, _joined(one)) for one in record.joined), "good", width)
     lines += _list("preempted", ((one.request, _preempted(one)) for one in record.preempted), "bad", width)
-    lines += _list("ended, held", ((one.request, one.reason) for one in record.held), "held", width)
-    lines += _list("left", ((one.request, one.reason) for one in record.left), "text", width)
+    failed = [one for one in (*record.held, *record.left) if one.reason == "error"]
+    lines += _list("failed", ((one.request, "its answer ended with an error") for one in failed), "bad", width)
+    held, left = ([one for one in ends if one.reason != "error"] for ends in (record.held, record.left))
+    lines += _list("ended, held", ((one.request, one.reason) for one in held), "held", width)
+    lines += _list("left", ((one.request, one.reason) for one in left), "text", width)
     lines += _list("released", ((request, "its static batch has ended") for request in record.released), "text", width)
     lines += _list("unreserved", ((request, "goes on paged") for request in record.unreserved), "text", width)
     return lines
@@ -209,8 +214,8 @@ def _queue(record: Record, width: int) -> list[Line]:
     return lines
 
 
-def _pair(name: str, told: str) -> Line:
-    return [(f" {name:<{NAME}}", "dim"), (told, "text")]
+def _pair(name: str, told: str, role: str = "text") -> Line:
+    return [(f" {name:<{NAME}}", "dim"), (told, role)]
 
 
 def _wrapped(name: str, words: list[str], width: int) -> list[Line]:
