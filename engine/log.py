@@ -63,10 +63,17 @@ def flush(timeout: float = FLUSH_SECONDS) -> None:
 
 
 def event(
-    logger: logging.Logger, level: int, name: str, message: str, *, error: BaseException | None = None, **fields: Any
+    logger: logging.Logger,
+    level: int,
+    name: str,
+    message: str,
+    *,
+    error: BaseException | None = None,
+    words: bool = True,
+    **fields: Any,
 ) -> None:
-    """Log something that has a name."""
-    logger.log(level, "%s", message, exc_info=error, extra={"fields": {"event": name, **fields}})
+    """Log something that has a name. `words`: also the error's own, which may quote what a client sent."""
+    logger.log(level, "%s", message, exc_info=error, extra={"fields": {"event": name, **fields}, "words": words})
 
 
 def milestone(name: str, message: str, **fields: Any) -> None:
@@ -248,7 +255,7 @@ def _error(record: logging.LogRecord) -> BaseException | None:
 
 
 def _tells_words(record: logging.LogRecord) -> bool:
-    """Whether an exception's own words are told. `extra={"words": False}`: they may quote what a client sent."""
+    """Whether an exception's own words are told: see `event`."""
     return bool(getattr(record, "words", True))
 
 

@@ -1,53 +1,106 @@
-"""The aiohttp application: routes, and errors as OpenAI's clients expect them."""
+"""The aiohttp application: its routes, and what every answer has. From the outside in: the request's id and log line,
+errors as OpenAI's clients expect them, who may pass, the handler."""
 
 from __future__ import annotations
 
-import logging
+import os
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
+from engine import log
 from engine.core_client import EngineDiedError
-from engine.server.access import Gate
-from engine.server.errors import ApiError
-from engine.server.routes import Handler, routes
+from engine.server.access import Gate, client_name
+from engine.server.connections import on_prepare
+from engine.server.errors import ApiError, stamp
+from engine.server.reading import on_expect
+from engine.server.request_log import RequestLog, note_error, note_unforeseen
+from engine.server.routes import Handler, Route, routes
 from engine.server.service import Service
 
-MAX_BODY_BYTES = 32 * 1024 * 1024
-_log = logging.getLogger(__name__)
+MAX_TOLD_PATH = 200  # characters
+ENDLESS = "/engine/steps"  # there is no HEAD of it
 
 
 def make_app(service: Service) -> web.Application:
+    settings = service.settings
     table = routes(service)
-    gate = Gate(service.settings.access, table)
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors, gate.middleware])
-    app.add_routes([web.route(route.method, route.path, route.handler) for route in table])
+    gate = Gate(settings.access, table)
+    request_log = RequestLog(client_name, every=settings.logging.requests)
+    app = web.Application(
+        client_max_size=settings.limits.max_body,  # of bodies that are not read through `Bodies`: there are none
+        middlewares=[request_log.middleware, _errors, gate.middleware, service.bodies.middleware],
+    )
+    app.add_routes([_defined(route) for route in table])
+    app.on_response_prepare.append(_stamp)
+    app.on_response_prepare.append(on_prepare)
+    app.on_response_prepare.append(gate.add_headers)
+
+    async def tell_start(app: web.Application) -> None:
+        log.milestone("start", "the server has started", models=list(settings.names), pid=os.getpid())
+
+    async def tell_end(app: web.Application) -> None:
+        log.milestone("stop", "the server has ended", requests=request_log.num_ended)
+
+    app.on_startup.append(tell_start)
+    app.on_cleanup.append(tell_end)
     return app
+
+
+def _defined(route: Route) -> web.RouteDef:
+    if route.method == hdrs.METH_GET:
+        return web.get(route.path, route.handler, allow_head=route.path != ENDLESS, expect_handler=on_expect)
+    return web.route(route.method, route.path, route.handler, expect_handler=on_expect)
+
+
+async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
+    stamp(request, response)
 
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error is a JSON body with a message; what nobody foresaw is a 500 and a line in the log."""
+    """Every error is a JSON body with a message; what nobody foresaw is a 500 and a stack in the log."""
     try:
         return await handler(request)
-    except ApiError as error:
-        return error.response()
-    except EngineDiedError as error:
-        return ApiError(str(error), status=503, code="engine_not_ready").response()
-    except web.HTTPRequestEntityTooLarge:
-        limit = MAX_BODY_BYTES // 1024**2
-        return ApiError(f"the body is too large; at most {limit} MiB are taken", status=413).response()
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        response = ApiError(f"{request.method} is not allowed here; allowed: {allowed}", status=405).response()
-        response.headers["Allow"] = allowed
-        return response
-    except web.HTTPNotFound:
-        return ApiError(f"no such route: {request.path}", status=404).response()
-    except web.HTTPException:
-        raise
-    except RequestPayloadError as error:
-        return ApiError(f"the body cannot be read: {' '.join(str(error).split())}").response()
-    except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
-        return ApiError("the server failed on this request; its log says more", status=500).response()
+    except web.HTTPMethodNotAllowed as refused:
+        if request.method == hdrs.METH_OPTIONS:
+            return web.Response(status=204, headers={hdrs.ALLOW: _allowed(refused)})
+        error = _of_http(request, refused)
+    except Exception as raised:
+        if isinstance(raised, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+            raise  # the client left
+        error = _of(request, raised)
+    note_error(request, error)
+    return error.response(request)
+
+
+def _of(request: web.Request, raised: Exception) -> ApiError:
+    match raised:
+        case ApiError():
+            return raised
+        case EngineDiedError():
+            return ApiError(str(raised), status=503, code="engine_not_ready", headers={hdrs.RETRY_AFTER: "1"})
+        case web.HTTPException():
+            return _of_http(request, raised)
+        case RequestPayloadError():
+            return ApiError(f"the body cannot be read: {' '.join(str(raised).split())}")
+    note_unforeseen(request, raised)
+    return ApiError("the server failed on this request; its log says more, under the request's id", status=500)
+
+
+def _of_http(request: web.Request, raised: web.HTTPException) -> ApiError:
+    """What aiohttp itself refuses."""
+    match raised:
+        case web.HTTPNotFound():
+            return ApiError(f"no such route: {request.path[:MAX_TOLD_PATH]}", status=404)
+        case web.HTTPMethodNotAllowed():
+            allowed = _allowed(raised)
+            message = f"{request.method[:MAX_TOLD_PATH]} is not allowed here; allowed: {allowed}"
+            return ApiError(message, status=405, headers={hdrs.ALLOW: allowed})
+        case web.HTTPRequestEntityTooLarge():
+            return ApiError("the body is too large", status=413)
+    return ApiError(raised.reason.lower(), status=raised.status)
+
+
+def _allowed(refused: web.HTTPMethodNotAllowed) -> str:
+    return ", ".join(sorted({*refused.allowed_methods, hdrs.METH_OPTIONS}))

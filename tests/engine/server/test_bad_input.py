@@ -66,7 +66,7 @@ BAD_FIELDS = [
     (CHAT, {"echo": "yes"}, "echo", "true or false"),
     (CHAT, {"early_stopping": 1}, "early_stopping", 'must be true, false or "never", got 1'),
     (CHAT, {"n": 1.5}, "n", "must be an integer from 1 to 128, got 1.5"),
-    (CHAT, {"user": 5}, "user", "a string, got 5"),
+    (CHAT, {"user": 5}, "user", "a string of 0 to 1024 characters, got 5"),
     (CHAT, {"stream_options": {"include_usage": 3}, "stream": True}, "stream_options.include_usage", "true or false"),
     (CHAT, {"truncate_prompt_tokens": "x"}, "truncate_prompt_tokens", "not supported"),
     (CHAT, {"guided_regex": "a"}, "guided_regex", "not supported"),
@@ -105,7 +105,8 @@ GOOD = {
 def check_error(response: httpx.Response, status: int, param: str | None) -> str:
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert error["request_id"] == response.headers["X-Request-Id"]
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param, error
     return error["message"]
@@ -142,6 +143,16 @@ def test_numbers_that_no_float_holds(http) -> None:
         body = b'{"prompt": "a", "%b": 1e400}' % field.encode()
         message = check_error(http.post(TEXT, content=body), 400, field)
         assert message.endswith(allowed)
+
+
+@pytest.mark.parametrize("place", ["chat_template_kwargs", "tool_choice", "tools"])
+@pytest.mark.parametrize("value", ["1e400", '{"a": [1e400]}', "[1e400]"])
+def test_numbers_that_no_float_holds_where_anything_may_be(http, place: str, value: str) -> None:
+    within = {"chat_template_kwargs": '{"x": %s}', "tool_choice": "%s", "tools": "[%s]"}[place] % value
+    body = '{"messages": [{"role": "user", "content": "hi"}], "%s": %s}' % (place, within)
+    response = http.post(CHAT, content=body)
+    assert response.status_code == 400, response.text
+    assert place in response.json()["error"]["message"]
 
 
 def test_half_a_surrogate_pair_is_told(http) -> None:
