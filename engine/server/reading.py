@@ -1,7 +1,7 @@
 """Request bodies as bytes: bounded in size, in time, and in what all of them together hold of memory.
 
-What a body may need is charged to one budget from its first byte to the end of its request: its bytes while they
-come, and then what its values take once they are parsed, of which a small body can have very many.
+What a body may need is charged to one budget as it comes, and given back at the end of its request: not its bytes
+alone, but what its values take once they are parsed, of which a small body can have very many.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from aiohttp import hdrs, web
 from engine.server.errors import ApiError
 from engine.server.settings import Limits
 
-VALUE_BYTES = 40  # that a number in an array takes in Python, and its place there
-GROUP_BYTES = 60  # that an array takes beyond that
-OBJECT_BYTES = 180  # that an object of any fields takes beyond that
+BODY_BYTES = 2048  # that a body takes with nothing in it
+# What values take in Python at most, told by the marks that are between and around them.
+MARK_BYTES = {b",": 60, b":": 60, b"[": 90, b"{": 180}
 MAX_GROWTH = 4  # times --max-body: what one body may take when it is parsed
 
+# One character that needs them makes all of its text take four bytes each: emoji, as they are or escaped.
+_BEYOND_16_BITS = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
 _CHARGED: web.RequestKey[int] = web.RequestKey("body_charged", int)
 
 
@@ -54,7 +56,6 @@ class Bodies:
         except TimeoutError:
             what = f"the body did not come to its end within {seconds:g} s"
             raise ApiError(what, status=408, code="request_timeout") from None
-        self._charge(request, parsed_bytes(body) - len(body))
         return body
 
     async def _collect(self, request: web.Request, most: int) -> bytes:
@@ -62,15 +63,16 @@ class Bodies:
         while piece := await request.content.readany():
             if len(body) + len(piece) > most:
                 raise _too_large(most)
-            self._charge(request, len(piece))
+            self._charge(request, values_bytes(piece))
             body += piece
+        self._charge(request, BODY_BYTES + (_character_bytes(body) - 1) * len(body))
         return bytes(body)
 
     def _charge(self, request: web.Request, size: int) -> None:
         charged = request.get(_CHARGED, 0) + size
         most = min(self._limits.max_body * MAX_GROWTH, self._limits.max_body_memory)
         if charged > most:
-            what = f"the body has too many values; parsed it would take {charged:,} bytes, and {most:,} are allowed"
+            what = f"the body would take {charged:,} bytes once it is parsed, and {most:,} are allowed"
             raise ApiError(what, status=413, code="body_too_large")
         if self.charged + size > self._limits.max_body_memory:
             what = "the bodies of other requests hold all the memory that there is for them; try again"
@@ -88,12 +90,20 @@ class Bodies:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """What JSON takes with all its values in Python at most, besides a text with characters beyond Latin ones.
+    """What JSON takes in Python at most, with all its values."""
+    return BODY_BYTES + values_bytes(body) + (_character_bytes(body) - 1) * len(body)
 
-    Counting marks counts those in texts too: a text of a thousand words has some fifty.
-    """
-    marks = VALUE_BYTES * body.count(b",") + GROUP_BYTES * body.count(b"[") + OBJECT_BYTES * body.count(b"{")
-    return len(body) + marks
+
+def values_bytes(part: bytes) -> int:
+    """The same of a part of a body, if its text were ASCII. Marks are counted in texts too, where they stand for
+    nothing: prose takes about twice its size."""
+    return len(part) + sum(size * part.count(mark) for mark, size in MARK_BYTES.items())
+
+
+def _character_bytes(body: bytes | bytearray) -> int:
+    if body.isascii() and b"\\u" not in body:
+        return 1
+    return 4 if any(high in body for high in _BEYOND_16_BITS) else 2
 
 
 async def on_expect(request: web.Request) -> web.StreamResponse | None:
