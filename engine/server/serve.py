@@ -8,13 +8,15 @@ import logging
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 from aiohttp import web
 
+from engine import log
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
+from engine.garbage import look_rarely
+from engine.garbage import look_rarely
 from engine.server.app import make_app
 from engine.server.connections import listen
 from engine.server.service import Loaded, Service
@@ -26,11 +28,6 @@ CRASHED = 1
 UNUSABLE = 2
 FLUSH_SECONDS = 2.0  # that answers which have ended have to be written out
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def say(message: str) -> None:
-    """A line on standard error, as all that is for a person."""
-    print(f"paged-engine: {message}", file=sys.stderr, flush=True)
 
 
 async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, settings: ServeSettings) -> int:
@@ -103,7 +100,8 @@ async def _drain(service: Service, asked: _Asked, seconds: float) -> None:
     client.drain()
     if client.num_live and seconds:
         requests = "1 request has" if client.num_live == 1 else f"{client.num_live:,} requests have"
-        say(f"stopping: {requests} {seconds:g} s to end; another signal ends them at once")
+        message = f"stopping: {requests} {seconds:g} s to end; another signal ends them at once"
+        log.say(message, name="drain", requests=client.num_live, seconds=seconds)
     again = asyncio.create_task(asked.times(2))
     ending = asyncio.create_task(client.until_idle())
     await asyncio.wait({again, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -115,7 +113,7 @@ def _given_up(supervising: asyncio.Task[None]) -> int:
     try:
         supervising.result()
     except GaveUp as error:
-        say(str(error))
+        log.say(str(error), level=logging.ERROR, name="gave_up")
         return UNUSABLE if error.unusable else CRASHED
     raise AssertionError("a supervisor ends by giving up")
 
@@ -150,8 +148,11 @@ class _Server:
         if not await load(self._config, service, client):
             return
         if again:
-            say(f"serving again, after {service.restarts} restarts" if service.restarts > 1 else "serving again")
+            message = f"serving again, after {service.restarts} restarts" if service.restarts > 1 else "serving again"
+            log.say(message, name="ready", restarts=service.restarts)
             return
+        log.milestone("ready", "the server can answer", url=_url(self._listener), models=list(service.served_names))
+        look_rarely()  # else a body of a million values is looked at again and again while it is parsed
         with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
             print(_ready_line(service, self._listener), flush=True)
 
