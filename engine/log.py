@@ -82,9 +82,10 @@ def milestone(name: str, message: str, **fields: Any) -> None:
 
 
 def say(message: str, *, level: int = logging.INFO, name: str = "told", **fields: Any) -> None:
-    """A line for whoever started the program; also where no logging is set up, as in `paged-engine prepare`."""
+    """A line for whoever started the program: as text it is the message alone. Also where no logging is set up, as in
+    `paged-engine prepare`."""
     if any(isinstance(handler, LineHandler) for handler in logging.getLogger().handlers):
-        event(_log, level, name, message, **fields)
+        _log.log(level, "%s", message, extra={"fields": {"event": name, **fields}, "alone": True})
     else:
         print(f"{PREFIX}{message}", file=sys.stderr, flush=True)
 
@@ -97,6 +98,8 @@ class TextLines(logging.Formatter):
 
     def _line(self, record: logging.LogRecord, cut: int) -> str:
         fields = {name: value for name, value in _fields(record).items() if name != "event" and value is not None}
+        if getattr(record, "alone", False):
+            fields = {}
         if (error := _error(record)) is not None:
             fields["error"] = _words(error, record)
             fields["Traceback"] = " < ".join(

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine import log
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess, EngineDiedError
 from engine.server.settings import Recovery
 
 BACK_OFF = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # seconds before a start, by the deaths in a row before it
 STEADY = 10.0  # seconds: an engine that has served for so long does not belong to the row
-_log = logging.getLogger(__name__)
 
 
 class Death(NamedTuple):
@@ -87,7 +87,8 @@ class Supervisor:
                 self.last = Death(str(death), time.time(), self.deaths + 1)
                 self._give_up(death, has_served, failed_starts)
                 wait = BACK_OFF[min(in_a_row, len(BACK_OFF)) - 1]
-                _log.error("%s; another one is started%s", death, f" in {wait:g} s" if wait else "")
+                message = f"{death}; another one is started{f' in {wait:g} s' if wait else ''}"
+                log.say(message, level=logging.ERROR, name="engine_died", deaths=self.deaths, wait=wait)
                 await asyncio.sleep(wait)
                 try:
                     self.core = self._start(msgspec.structs.replace(self._config, restarts=self.deaths))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from engine.loading.errors import ModelError
+from engine.log import PREFIX, say
 
 
 def cache_folder() -> Path:
@@ -24,8 +24,8 @@ def cache_folder() -> Path:
 
 
 def tell(message: str) -> None:
-    """One line of progress on standard error."""
-    print(message, file=sys.stderr, flush=True)
+    """One line of progress on standard error, or in the log of a process that has one."""
+    say(message.removeprefix(PREFIX), name="loading")
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

@@ -120,8 +120,7 @@ class RequestLog:
                 if untold:
                     fields["failures_before"] = untold
         fields |= {name: value for name, value in notes.fields.items() if name not in fields}
-        told = f"{fields['method']} {fields['route'] or 'no route'}: {fields['ended']}"
-        log.event(_log, level, "request_ended", told, error=error, words=False, **fields)
+        log.event(_log, level, "request_ended", "request ended", error=error, words=False, **fields)
 
 
 class Allowance:
