@@ -16,7 +16,6 @@ from engine import log
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
 from engine.garbage import look_rarely
-from engine.garbage import look_rarely
 from engine.server.app import make_app
 from engine.server.connections import listen
 from engine.server.service import Loaded, Service
