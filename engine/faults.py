@@ -28,7 +28,7 @@ KINDS = {
     "corrupt": ("", "before a step is planned, a block of a request that runs is counted once too often"),
 }
 BEFORE_PLAN = ("plan-error", "corrupt")
-_SPEC = re.compile(r"(?P<kind>[a-z-]+)(=(?P<argument>[0-9.]+))?((?P<how>[@%])(?P<step>[0-9]+))?")
+_SPEC = re.compile(r"(?P<kind>[a-z-]+)(=(?P<argument>[0-9.]{1,15}))?((?P<how>[@%])(?P<step>[0-9]{1,15}))?")
 
 
 class InjectedError(RuntimeError):

@@ -56,6 +56,8 @@ def test_faults_are_read(text: str, fault: Fault) -> None:
         ("explode@3", "must be one of .* got 'explode@3'"),
         ("nan@", "must be one of"),
         ("nan@-1", "must be one of"),
+        ("memory=1" + "0" * 400, "must be one of"),  # more than a float holds
+        ("nan@" + "1" * 5000, "must be one of"),
         ("nan", r"must say when: nan is followed by @STEP \(once\) or %N"),
         ("nan@0", "must name a step from 1 on"),
         ("nan=3@1", "must be nan, without an argument"),
