@@ -13,9 +13,10 @@ class Error(msgspec.Struct):
     """`param` names the field that is to blame, where one is."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: str | None
     code: str | None
+    request_id: str
 
 
 class ErrorAnswer(msgspec.Struct):
