@@ -30,7 +30,7 @@ SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill", "fair"]
 Preempt = Literal["recompute", "swap", "auto"]
 PreemptedBy = Literal["recompute", "swap"]
 Quantize = Literal["none", "int8", "q4"]
-WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent"]
+WaitCause = Literal["rows", "tokens", "blocks", "hole", "batch", "prefix", "parent", "share"]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]  # that a load generator has counted
 Measured = Annotated[float, msgspec.Meta(ge=0, le=1e12)]  # by it: seconds, or a ratio
 Words = Annotated[str, msgspec.Meta(max_length=MAX_WORDS)]
@@ -248,6 +248,7 @@ class Wait(msgspec.Struct, frozen=True):
     `rows`: max_num_seqs run. `tokens`: the step's budget is spent. `blocks`: it needs more blocks than can be had.
     `hole`: it needs that many adjacent ones, and no hole is as long. `batch`: a static batch runs.
     `prefix`: another computes the blocks it would find. `parent`: it is forked once its parent's prompt is computed.
+    `share`: under `fair`, its client holds its share of the batch's rows.
     """
 
     request: str

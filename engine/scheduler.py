@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted, PreemptedBy, Wait
 from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
+from engine.row_shares import RowShares
 from engine.step_planner import StepPlanner
 from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key, turn_key
 
@@ -63,6 +65,7 @@ class Scheduler:
         kv.copy_pays = self.rates.copy_pays
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(control.scheduling_policy)
+        self.row_shares = RowShares()
         self.unforked: dict[Request, None] = {}  # by arrival
         self.running: list[Request] = []
         self.held: dict[Request, None] = {}  # of those, finished in a static batch that goes on
@@ -73,6 +76,7 @@ class Scheduler:
         # Not at their sender's wish, or beam searches, whose sender gets what was found.
         self.ended_early: list[EndedEarly] = []
         self._plan: StepPlan | None = None
+        self._now = 0.0  # when the last step was planned
         self._aborting: dict[Request, FinishReason] = {}
         self._deadlines: list[tuple[float, int, str]] = []  # a heap
 
@@ -94,6 +98,7 @@ class Scheduler:
             self.unforked[child] = None
         for one in family:
             self.requests[one.id] = one
+            self.row_shares.came(one.scheduling.client)
             parent = None if one is request else request.id
             priority, most = one.scheduling.priority, one.sampling.max_tokens
             self.events.arrived.append(Arrived(one.id, one.prompt_length, most, one.arrived, parent, priority))
@@ -148,6 +153,7 @@ class Scheduler:
         """Decide the next step; admission, growth and preemption have happened when it returns."""
         if self._plan is not None:
             raise IllegalState("a step is planned before the last one was committed")
+        self._now = now
         self._expire(now)
         if self.held and (self.control.batching == "continuous" or len(self.held) == len(self.running)):
             self._release_held()
@@ -365,6 +371,13 @@ class Scheduler:
     def rows_taken(self) -> int:
         """Rows of the batch that are or will be taken by what runs."""
         return len(self.running) + sum(len(request.children) for request in self.running if request.children)
+
+    def rows_by_client(self) -> Counter[str]:
+        """Rows of the batch that are or will be taken, by whose they are."""
+        rows: Counter[str] = Counter()
+        for request in self.running:
+            rows[request.scheduling.client] += 1 + len(request.children)
+        return rows
 
     def members(self, request: Request) -> list[Request]:
         """The requests that are admitted together."""
@@ -612,6 +625,7 @@ class Scheduler:
         else:
             self.unforked.pop(request, None)
         self.waiting.settle(request)
+        self.row_shares.went(request.scheduling.client, self._now)
         self.kv.free(request)
         del self.requests[request.id]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine.block_pool import IllegalState
@@ -119,7 +120,12 @@ class StepPlanner:
             self._note_unforked()
             return
         rows = scheduler.rows_taken()
-        candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs)
+        held, share = self._shares()
+        full = {client for client, count in held.items() if count >= share}
+        candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs, full)
+        if not candidates:
+            self.note_wait("share")
+            return
         if self._is_full(candidates[0], rows):
             return
         # One block to spare for each that runs or is to be forked, or one would be preempted within a few steps.
@@ -139,6 +145,10 @@ class StepPlanner:
                 continue  # all reservations are of one size
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
+            client = request.scheduling.client
+            if held[client] and held[client] + self._rows_wanted(request) > share:
+                self._note(Wait(request.id, "share"))
+                continue
             # In a few steps such a prefix is a hit: waiting costs less than computing it again.
             if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
@@ -165,8 +175,11 @@ class StepPlanner:
             for member in scheduler.members(request):
                 self._begin(member)
                 rows += 1 + len(member.children)
+                held[client] += 1 + len(member.children)
                 computing |= self._hashes_ahead(member)
                 owed += self.kv.owed(member)
+        if full:
+            self.note_wait("share")
         self._note_unforked()
 
     def form_batch(self) -> None:
@@ -191,23 +204,32 @@ class StepPlanner:
         elif not self._schedule(request):
             raise IllegalState(f"request {request.id} was admitted and does not fit")
 
-    def _candidates(self, count: int) -> list[Request]:
+    def _candidates(self, count: int, barred: Container[str] = ()) -> list[Request]:
         control = self.control
         bound = self.now - control.max_wait if control.scheduling_policy == "shortest_prefill" else None
-        return self.scheduler.waiting.first(count, bound)
+        return self.scheduler.waiting.first(count, bound, barred)
+
+    def _shares(self) -> tuple[Counter[str], int]:
+        """The rows that each client holds, and how many it may: under `fair` a share, else all."""
+        rows = self.control.max_num_seqs
+        if self.control.scheduling_policy != "fair":
+            return Counter(), rows
+        return self.scheduler.rows_by_client(), self.scheduler.row_shares.most(rows, self.now)
 
     def _is_full(self, request: Request, rows: int) -> bool:
         """Whether the batch has no room for a request and all that belong to it; one too large for any runs alone."""
-        members = self.scheduler.members(request)
-        wanted = sum(1 + len(member.children) for member in members)
         cause: WaitCause | None = None
-        if rows and rows + wanted > self.control.max_num_seqs:
+        if rows and rows + self._rows_wanted(request) > self.control.max_num_seqs:
             cause = "rows"
         elif self.budget <= 0:
             cause = "tokens"
         if cause is not None:
             self._note(Wait(request.id, cause))
         return cause is not None
+
+    def _rows_wanted(self, request: Request) -> int:
+        """By a request and all that belong to it."""
+        return sum(1 + len(member.children) for member in self.scheduler.members(request))
 
     # Why the next one waits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -50,7 +50,8 @@ class Order(Protocol):
     def remove(self, request: Request, /) -> None:
         """Raises KeyError for one that is not there."""
 
-    def first(self, count: int, /) -> list[Request]: ...
+    def first(self, count: int, barred: Container[str] = (), /) -> list[Request]:
+        """Without those of `barred` clients, where clients are told apart."""
 
 
 class KeyOrder:
@@ -72,7 +73,7 @@ class KeyOrder:
         key = self._keys.pop(request)
         del self._entries[bisect_left(self._entries, key, key=_key_of)]
 
-    def first(self, count: int) -> list[Request]:
+    def first(self, count: int, barred: Container[str] = ()) -> list[Request]:
         return [request for _, request in self._entries[:count]]
 
 
@@ -97,9 +98,13 @@ class FairOrder:
         if not line:
             del self._lines[request.scheduling.client]
 
-    def first(self, count: int) -> list[Request]:
+    def first(self, count: int, barred: Container[str] = ()) -> list[Request]:
         """As they would come if each of them was admitted in turn."""
-        heads = [_Head(line.first(count), self._shares.tag(client)) for client, line in self._lines.items()]
+        heads = [
+            _Head(line.first(count), self._shares.tag(client))
+            for client, line in self._lines.items()
+            if client not in barred
+        ]
         heapq.heapify(heads)
         ahead: list[Request] = []
         while heads and len(ahead) < count:
@@ -192,9 +197,10 @@ class WaitingQueue:
             heapq.heappop(arrivals)
         return self._by_arrival[arrivals[0]] if arrivals else None
 
-    def first(self, count: int, overdue_before: float | None = None) -> list[Request]:
-        """The next `count` in turn; the oldest before all others if it arrived before `overdue_before`."""
-        ahead = self._order.first(count)
+    def first(self, count: int, overdue_before: float | None = None, barred: Container[str] = ()) -> list[Request]:
+        """The next `count` in turn; the oldest before all others if it arrived before `overdue_before`. Under `fair`
+        none of the clients that are `barred`."""
+        ahead = self._order.first(count, barred)
         oldest = self.oldest()
         if oldest is not None and overdue_before is not None and oldest.arrived < overdue_before:
             ahead = [oldest, *(request for request in ahead if request is not oldest)]

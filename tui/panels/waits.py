@@ -36,3 +36,5 @@ def _wordings(wait: Wait, control: Control) -> tuple[str, ...]:
             return "its prefix is being computed by another request", "its prefix is being computed", "for its prefix"
         case "parent":
             return "its parent's prompt is being computed", "for its parent"
+        case "share":
+            return "its client has its share of the batch", "client has its share", "for its turn"
