@@ -27,7 +27,7 @@ PREFIX = "paged-engine: "
 MAX_LINE = select.PIPE_BUF  # bytes: written whole or not at all
 MAX_PENDING = 1 << 20  # bytes of lines that wait for their reader
 FLUSH_SECONDS = 1.0
-_CUTS = (2000, 700, 250, 80)  # characters of one value, tried until the line fits
+_CUTS = (2000, 700, 250, 80, 25)  # characters of one value, tried until the line fits
 _OURS = ("engine", "kernels", "__main__")  # loggers; those of libraries tell warnings alone
 _MOST_CAUSES = 4
 _MOST_ITEMS = 16  # of a list
@@ -177,7 +177,7 @@ class LineWriter:
         self._max_pending = max_pending
         self._pending: deque[bytes] = deque()
         self._size = 0
-        self._num_dropped = 0
+        self.num_dropped = 0
         self._is_writing = False
         self._is_cut = False  # the last line was not written to its end
         self._closed = False
@@ -188,7 +188,7 @@ class LineWriter:
     def put(self, line: bytes) -> None:
         with self._news:
             if self._size + len(line) > self._max_pending or self._closed:
-                self._num_dropped += 1
+                self.num_dropped += 1
                 return
             self._pending.append(line)
             self._size += len(line)
@@ -218,13 +218,13 @@ class LineWriter:
                 self._is_writing = True
             if not self._write(line):
                 self._count(1)
-            elif self._num_dropped:
-                count = self._num_dropped
+            elif self.num_dropped:
+                count = self.num_dropped
                 self._count(-count if self._write(self._line_of_dropped(count)) else 0)
 
     def _count(self, dropped: int) -> None:
         with self._news:
-            self._num_dropped += dropped
+            self.num_dropped += dropped
 
     def _write(self, line: bytes) -> bool:
         """Whether it was written to its end."""
