@@ -123,7 +123,8 @@ def judged(attempt: Attempt, answer: Answer) -> str:
     status, body = answer.status, answer.body
     if status == 0:
         return f"no answer to a whole request: {answer.problem}" if attempt.whole and attempt.end == "read" else ""
-    if status >= 500 and status not in attempt.allowed:
+    timed = status == 504 and any(b'"timeout"' in piece for piece in attempt.pieces)  # its own time was over
+    if status >= 500 and status not in attempt.allowed and not timed:
         return f"status {status}: {body[:500]!r}"
     if attempt.method == "HEAD":
         return ""

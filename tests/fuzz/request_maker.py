@@ -59,6 +59,44 @@ _HEADERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("1",)),
     ("Cookie", ("a=b; " * 500,)),
 )  # fmt: skip
+# Of each field the least and the most that is allowed, and what computing may trip over.
+_EDGES: dict[str, tuple[object, ...]] = {
+    "temperature": (0, 5e-324, 1e-38, 1e-7, 1, 100),
+    "top_p": (5e-324, 1e-38, 1e-9, 0.5, 1),
+    "top_k": (-1, 0, 1, 2, 258, 259, 2**31 - 1),
+    "min_p": (0, 5e-324, 0.5, 1),
+    "seed": (-(2**63), -1, 0, 2**63 - 1),
+    "presence_penalty": (-2, 0, 2),
+    "frequency_penalty": (-2, 0, 2),
+    "repetition_penalty": (0.01, 1, 100),
+    "logit_bias": ({}, {"0": -100}, {"258": 100}, {str(token): -100 for token in range(259)}),
+    "n": (1, 2, 16),
+    "best_of": (1, 2, 16),
+    "max_tokens": (0, 1, 2, 30, 2**31 - 1),
+    "min_tokens": (0, 1, 30),
+    "stop": ("", "a", "\x00", ["a"] * 64, "\ufffd", "é", "a" * 1024),
+    "stop_token_ids": ([], [0], list(range(259))),
+    "ignore_eos": (True, False),
+    "include_stop_str_in_output": (True, False),
+    "skip_special_tokens": (True, False),
+    "add_special_tokens": (True, False),
+    "stream": (True, True, False),
+    "stream_options": ({"include_usage": True, "continuous_usage_stats": True}, {}),
+    "prompt_logprobs": (0, 1, 20),
+    "priority": (0, 2**31 - 1),
+    "timeout": (5e-324, 1e-6, 0.01, 86400),
+    "cache_salt": ("a", "\U0001f600" * 256, "\x00"),
+    "prefix_cache": (True, False),
+    "use_beam_search": (True, False),
+    "beam_width": (1, 2, 8, 32),
+    "length_penalty": (-10, 0, 1, 10),
+    "early_stopping": (True, False, "never"),
+    "echo": (True, False),
+}
+_PROMPTS: tuple[object, ...] = (
+    "a", "hello " * 20, "\x00", "é\ufffd\U0001f600", [0], [258], list(range(200)), ["a", "b", "a"], [[1, 2], [1, 2, 3]],
+    "a" * 250, "a" * 300, ["a"] * 40,
+)  # fmt: skip
 _FORGED_STATUS = (505,)  # of a version of HTTP that there is not
 
 
@@ -76,7 +114,8 @@ class RequestMaker:
             [_request("GET", "/health"), _request("POST", TEXT, _body({"prompt": "a", "max_tokens": 2}))]
         )
         self._kinds: tuple[tuple[int, Callable[[random.Random], Attempt]], ...] = (
-            (50, self._damaged_body),
+            (40, self._damaged_body),
+            (15, self._edges),
             (10, self._headers),
             (8, self._damaged_bytes),
             (8, self._leaving),
@@ -99,6 +138,21 @@ class RequestMaker:
         data = mutator.make(chance)
         media = chance.choice(("application/json",) * 8 + ("text/plain", ""))
         return Attempt("damaged body", (_request(method, path, data, [("Content-Type", media)]),), method=method)
+
+    def _edges(self, chance: random.Random) -> Attempt:
+        """What is allowed, at its bounds and in any company. Some of it is refused, and none of it may fail."""
+        names = chance.sample(list(_EDGES), chance.choice((1, 2, 3, 3, 4, 6, 10)))
+        fields = {"max_tokens": 4} | {name: chance.choice(_EDGES[name]) for name in names}
+        if chance.random() < 0.4:
+            extra = {"logprobs": True, "top_logprobs": chance.choice((0, 1, 20))} if chance.random() < 0.3 else {}
+            content = chance.choice(("a", "", "\x00", "é" * 50, [{"type": "text", "text": "x"}] * 3))
+            data = _request(
+                "POST", CHAT, _body({"messages": [{"role": "user", "content": content}], **fields, **extra})
+            )
+        else:
+            extra = {"logprobs": chance.choice((0, 1, 20))} if chance.random() < 0.3 else {}
+            data = _request("POST", TEXT, _body({"prompt": chance.choice(_PROMPTS), **fields, **extra}))
+        return Attempt("edges", (data,), method="POST")
 
     def _headers(self, chance: random.Random) -> Attempt:
         """A good request with headers that are not."""

@@ -35,7 +35,7 @@ def test_attempts_are_made_again_by_their_number(tmp_path: Path) -> None:
     first, second = RequestMaker(5, waiting=0.1), RequestMaker(5, waiting=0.1)
     made = [first.make(number) for number in range(400)]
     assert made == [second.make(number) for number in range(400)]
-    assert len({attempt.label for attempt in made}) == 10
+    assert len({attempt.label for attempt in made}) == 11
     for attempt in made[:50]:
         attempt.save(tmp_path / "saved")
         assert Attempt.load(tmp_path / "saved") == attempt
@@ -46,6 +46,10 @@ JSON = "application/json"
 WHOLE = Attempt("x", (b"",))
 
 
+def test_only_a_timeout_that_was_asked_for_may_end_a_request() -> None:
+    assert not judged(Attempt("x", (b'{"timeout": 0.1}',)), Answer(504, JSON, ERROR))
+
+
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -54,6 +58,7 @@ WHOLE = Attempt("x", (b"",))
         (Answer(204), ""),
         (Answer(500, JSON, ERROR), "status 500"),
         (Answer(503, JSON, ERROR), "status 503"),
+        (Answer(504, JSON, ERROR), "status 504"),
         (Answer(400, "text/plain", b"Bad Request"), "without an error in JSON"),
         (Answer(400, JSON, b'{"error": "x"}'), "without an error in JSON"),
         (Answer(404, JSON, ERROR.replace(b"n: must be 1", b"")), "without an error in JSON"),
