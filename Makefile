@@ -4,7 +4,7 @@ VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paged-top-$(shell pwd | cksum | cut -d' ' -f1)
 
-.PHONY: demo test fuzz nightly lint setup screenshots clean
+.PHONY: demo test fuzz soak nightly lint setup screenshots clean
 
 demo: setup
 	$(BIN)/paged-top --demo
@@ -19,6 +19,11 @@ FUZZ_SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.parsers --count 100000 --seed $(FUZZ_SEED)
 	$(BIN)/python -m tests.fuzz.api --count 20000 --seed $(FUZZ_SEED)
+
+# 50,000 random requests, a fifth of them aborted, modes switched every second, the engine killed 20 times: some minutes.
+SOAK_SEED ?= 1
+soak: setup
+	$(BIN)/python -m tests.soak --requests 50000 --kills 20 --seed $(SOAK_SEED)
 
 # 200,000 steps of the state machine, and every prompt of the beam oracle: some minutes.
 nightly: setup
