@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 from tokenizers import Tokenizer as HubTokenizer
 
+from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.detokenizer import TokenBytes, UnsupportedTokenizerError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its batches are of one: threads of its own would only wait
@@ -24,10 +19,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its batches are of o
 
 class TokenizerError(Exception):
     """The folder's tokenizer cannot be used; the message says which file and why."""
-
-
-class ChatTemplateError(ValueError):
-    """The chat template is missing or refused these messages."""
 
 
 class Tokenizer:
@@ -99,21 +90,16 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        try:
-            return self._template.render(
-                **{
-                    **self._special_tokens,
-                    **(variables or {}),
-                    "messages": list(messages),
-                    "add_generation_prompt": add_generation_prompt,
-                    "tools": None,
-                    "documents": None,
-                }
-            )
-        except ChatTemplateError:
-            raise
-        except Exception as error:  # a template is a program: it can fail in any way
-            raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
+        return self._template.render(
+            {
+                **self._special_tokens,
+                **(variables or {}),
+                "messages": list(messages),
+                "add_generation_prompt": add_generation_prompt,
+                "tools": None,
+                "documents": None,
+            }
+        )
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
@@ -126,40 +112,10 @@ class Tokenizer:
         return tokens
 
     @cached_property
-    def _template(self) -> jinja2.Template:
+    def _template(self) -> ChatTemplate:
         if self._template_source is None:
             raise ChatTemplateError("the model has no chat template; use /v1/completions")
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        return environment.from_string(self._template_source)
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; for serving it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """Jinja's own filter escapes HTML, which a prompt must not have."""
-    options.setdefault("ensure_ascii", False)
-    return json.dumps(value, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+        return ChatTemplate(self._template_source)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from engine.chat_template import ChatTemplateError
 from engine.core_client import CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
@@ -21,7 +22,7 @@ from engine.server.metrics import Metrics
 from engine.server.reading import Bodies
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death, Supervisor
-from engine.tokenizer import ChatTemplateError, Tokenizer
+from engine.tokenizer import Tokenizer
 
 # To tokenize more characters, to detokenize more tokens or to render more messages would hold up the event loop.
 LONG_TEXT = 4_000

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.chat_template import ChatTemplateError
 from engine.loading.resolve import resolve_model
-from engine.tokenizer import ChatTemplateError, Tokenizer, TokenizerError
+from engine.tokenizer import Tokenizer, TokenizerError
 
 CHATS = [
     [{"role": "user", "content": "What is 2 < 3 & 4?"}],
