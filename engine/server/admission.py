@@ -93,22 +93,29 @@ class Admission:
         Raises:
             ApiError: 400 if they are more than may ever wait, 429 (with Retry-After) if others wait already.
         """
-        mine = self._clients.get(client)
-        for limit, flag, whose, line in (
-            (self._limits.max_queue, "--max-queue", "requests", self._all),
-            (self._limits.max_queue_per_client, "--max-queue-per-client", "requests of this client", mine),
-        ):
+        limits = self._limits
+        kinds = (
+            ("--max-queue", limits.max_queue, self._all, "requests"),
+            (
+                "--max-queue-per-client",
+                limits.max_queue_per_client,
+                self._clients.get(client),
+                "this client's requests",
+            ),
+        )
+        for flag, limit, _, _ in kinds:
             if asked.requests > limit:
                 raise ApiError(
                     f"{asked.field}: makes {asked.requests:,} requests, and at most {limit:,} may wait ({flag})",
                     param=asked.field,
                 )
+        for flag, limit, line, whose in kinds:
             if line is not None and line.waiting + asked.requests > limit:
                 seconds = line.seconds_until(line.waiting + asked.requests - limit, self._clock())
-                more = "one more" if asked.requests == 1 else f"{asked.requests:,} more"
+                taken = "1 is" if line.waiting == 1 else f"{line.waiting:,} are"
                 raise ApiError(
-                    f"the queue is full: {line.waiting:,} {whose} wait for their first token, and with {more} they "
-                    f"would pass the limit of {limit:,} ({flag}); try again in {seconds} s",
+                    f"the queue is full: of {limit:,} places ({flag}) {taken} taken by {whose} that wait for a first "
+                    f"token, and this needs {asked.requests:,}; try again in {seconds} s",
                     status=429,
                     code="queue_full",
                     headers={"Retry-After": str(seconds)},

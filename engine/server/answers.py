@@ -18,7 +18,7 @@ from engine.server.events import EventStream
 from engine.server.generation import Answer, Choice, Generation, Piece, TextOptions, Wanted
 from engine.server.request_ids import answer_id
 from engine.server.request_log import note
-from engine.server.service import Service
+from engine.server.service import LONG_ANSWER, Service
 
 Json = dict[str, Any]
 
@@ -96,6 +96,21 @@ def noted(request: web.Request, generation: Generation | BeamSearch) -> Iterator
         )
         if first is not None:
             note(request, ttft=round(first - began, 6))
+
+
+async def whole(service: Service, make: Callable[[], Json], parts: int) -> web.Response:
+    """An answer as JSON, put together on another thread if it has very many parts: tokens, and alternatives to them."""
+    if parts <= LONG_ANSWER:
+        return json_response(make())
+    body = await service.aside(lambda: msgspec.json.encode(make()))
+    return web.Response(body=body, content_type="application/json")
+
+
+def num_parts(generation: Generation | BeamSearch, choices: int, *alternatives: int | None) -> int:
+    """Of an answer with so many choices that tells so many beside each token (None: nothing of that kind)."""
+    told = max((count + 1 for count in alternatives if count is not None), default=0)
+    used = total_usage(generation)
+    return told * int(used["prompt_tokens"] * choices // len(generation.prompts) + used["completion_tokens"])
 
 
 def ending(answer: Answer) -> Json:

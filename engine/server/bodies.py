@@ -6,7 +6,7 @@ Unknown fields are ignored, as vLLM does; fields that would change the answer an
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -348,7 +348,8 @@ class CompletionBody(SamplingFields, kw_only=True):
         super().check(limits)
         if self.suffix:
             raise not_supported("suffix", "not supported by this server")
-        choices = len(self.prompts()) * self.candidates
+        self.prompts()
+        choices = self.num_prompts * self.candidates
         if choices > MAX_CHOICES:
             name = self.candidates_field
             raise ApiError(
@@ -381,9 +382,12 @@ class CompletionBody(SamplingFields, kw_only=True):
         return "logprobs"
 
     def asked(self) -> Asked:
-        prompts = len(self.prompts())
-        field = "prompt" if prompts > self.candidates else self.candidates_field
-        return Asked(prompts * self.candidates, field)
+        field = "prompt" if self.num_prompts > self.candidates else self.candidates_field
+        return Asked(self.num_prompts * self.candidates, field)
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
 
     def prompts(self) -> list[str | list[int]]:
         """One text, one list of token ids, several texts, or several lists of ids. Raises ApiError on mixtures."""
@@ -391,7 +395,7 @@ class CompletionBody(SamplingFields, kw_only=True):
             return [self.prompt]
         if not self.prompt:
             raise ApiError("prompt: must not be an empty list", param="prompt")
-        kinds = {type(item) for item in self.prompt}
+        kinds = set(map(type, self.prompt))
         if len(kinds) > 1:
             raise ApiError(
                 "prompt: must be a string, an array of strings, an array of token ids or an array of such arrays, "
@@ -399,7 +403,7 @@ class CompletionBody(SamplingFields, kw_only=True):
                 param="prompt",
             )
         if kinds == {int}:
-            return [[item for item in self.prompt if isinstance(item, int)]]  # at most as many as commas in a body
+            return [cast("list[int]", self.prompt)]
         if len(self.prompt) > MAX_PROMPTS:
             raise ApiError(f"prompt: at most {MAX_PROMPTS} prompts, got {len(self.prompt)}", param="prompt")
         return [item for item in self.prompt if not isinstance(item, int)]

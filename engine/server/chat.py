@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from engine.server.access import client_name
-from engine.server.answers import Json, ending, json_response, noted, start, stream, total_usage
+from engine.server.answers import Json, ending, noted, num_parts, start, stream, total_usage, whole
 from engine.server.bodies import ChatBody
 from engine.server.chat_messages import chat_messages
 from engine.server.generation import Answer, Generation, Piece, SampledToken
@@ -47,11 +47,16 @@ class ChatRoutes:
             )
         with noted(request, generation):
             answers = await generation.answers()
-        choices = [form.choice(answer) for answer in answers]
-        answer = {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
-        if body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(loaded.tokenizer, generation.prompts[0], body.prompt_logprobs)
-        return json_response(answer)
+
+        def make() -> Json:
+            choices = [form.choice(answer) for answer in answers]
+            answer = {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
+            if body.prompt_logprobs is not None:
+                prompt = generation.prompts[0]
+                answer["prompt_logprobs"] = prompt_logprobs(loaded.tokenizer, prompt, body.prompt_logprobs)
+            return answer
+
+        return await whole(service, make, num_parts(generation, len(answers), body.alternatives, body.prompt_logprobs))
 
 
 class ChatForm:

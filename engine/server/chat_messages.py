@@ -64,6 +64,9 @@ def check_variables(variables: dict[str, Any] | None) -> None:
     if variables is None:
         return
     name = "chat_template_kwargs"
+    size = len(msgspec.json.encode(variables))
+    if size > MAX_VARIABLES:
+        raise ApiError(f"{name}: at most {MAX_VARIABLES:,} bytes of JSON, got {size:,}", param=name)
     values: list[Any] = [variables]
     for _ in range(MAX_DEPTH):
         values = [
@@ -74,6 +77,3 @@ def check_variables(variables: dict[str, Any] | None) -> None:
         ]
     if any(isinstance(value, dict | list) for value in values):
         raise ApiError(f"{name}: objects and arrays may be {MAX_DEPTH} deep, and no deeper", param=name)
-    size = len(msgspec.json.encode(variables))
-    if size > MAX_VARIABLES:
-        raise ApiError(f"{name}: at most {MAX_VARIABLES:,} bytes of JSON, got {size:,}", param=name)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from engine.detokenizer import Detokenizer
 from engine.server.access import client_name
-from engine.server.answers import Json, ending, json_response, noted, start, stream, total_usage
+from engine.server.answers import Json, ending, noted, num_parts, start, stream, total_usage, whole
 from engine.server.bodies import CompletionBody, check_total
 from engine.server.generation import Answer, Generation, Piece, Prompt, SampledToken
 from engine.server.logprobs import finite, label, prompt_logprobs
@@ -55,8 +55,15 @@ class CompletionRoutes:
             return await stream(request, body, generation, head, form.chunk_choice)
         with noted(request, generation):
             answers = await generation.answers()
-        choices = [form.choice(answer) for answer in answers]
-        return json_response({**head, "choices": choices, "usage": total_usage(generation)})
+
+        def make() -> Json:
+            choices = [form.choice(answer) for answer in answers]
+            return {**head, "choices": choices, "usage": total_usage(generation)}
+
+        echoed = 0 if body.echo else None
+        return await whole(
+            service, make, num_parts(generation, len(answers), body.logprobs, body.prompt_logprobs, echoed)
+        )
 
 
 class Echo:

@@ -18,7 +18,7 @@ MAX_SHOWN = 40  # characters of a value that is told back
 # A body that is large for its texts takes milliseconds to decode; one of millions of small values takes seconds, and
 # they a gigabyte. Commas inside texts are counted too, but so many come with as many tokens.
 MAX_COMMAS = 1 << 18
-SEARCHED = 1 << 20  # bytes of a body that is not JSON which are looked at for the reason
+LARGE = 1 << 20  # bytes; no more of a bad body is looked at for what to tell of it
 
 
 def parse(data: bytes, kind: type[Body]) -> Body:
@@ -45,7 +45,7 @@ def _decode(data: bytes, kind: type[Body]) -> Body:
         message, param = explain(str(error), data, kind)
         raise ApiError(message, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if half := _HALF_PAIR.search(data, 0, SEARCHED):
+        if half := _HALF_PAIR.search(data, 0, LARGE):
             escape = half["escape"].decode()
             what = f"the body is not text: {escape} (byte {half.start('escape')}) is half of a surrogate pair"
         else:
@@ -112,7 +112,9 @@ def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def _value_at(data: bytes, path: str) -> Any:
-    """What a body has there; UNSET if it cannot be read in whole."""
+    """What a body has there; UNSET if it cannot be read in whole, or is large."""
+    if len(data) > LARGE:
+        return msgspec.UNSET
     try:
         value = msgspec.json.decode(data)
         for step in _STEP.finditer(path):
@@ -144,14 +146,19 @@ def _allowed(types: Iterable[inspect.Type], got: Any) -> str:
             case inspect.StrType(min_length=shortest, max_length=longest):
                 words.append("a string" if longest is None else f"a string of {shortest or 0} to {longest} characters")
             case inspect.ListType(min_length=shortest, max_length=most):
-                at_most = f" of at most {most}" if most is not None and isinstance(got, list) and got else ""
+                at_most = _at_most(most, got, list)
                 words.append("an array that is not empty" if shortest and not at_most else f"an array{at_most}")
             case inspect.DictType(max_length=most):
-                at_most = f" of at most {most}" if most is not None and isinstance(got, dict) else ""
-                words.append(f"an object{at_most}")
+                words.append(f"an object{_at_most(most, got, dict)}")
             case inspect.StructType():
                 words.append("an object")
     return _either(words)
+
+
+def _at_most(most: int | None, got: Any, kind: type[Any]) -> str:
+    """The bound of an array or an object, where that may be what is wrong with it."""
+    may_be = got is msgspec.UNSET or (isinstance(got, kind) and got)
+    return f" of at most {most}" if most is not None and may_be else ""
 
 
 def _bounded(noun: str, bounds: str, is_number: bool) -> str:
