@@ -33,7 +33,7 @@ def test_signals_end_streams_and_processes(start_server, number: int) -> None:
         server.http as http,
         http.stream("POST", "/v1/completions", json=LONG) as response,
     ):
-        stopped_reader.sendall(b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        stopped_reader.sendall(b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         lines = (line for line in response.iter_lines() if line)
         next(lines)
         core.send_signal(number)  # a terminal and a service manager tell every process
@@ -89,7 +89,7 @@ def test_what_is_not_http_is_refused_quietly(start_server) -> None:
             connection.sendall(garbage)
             assert b" 400 " in connection.recv(1000)
     with socket.create_connection((host, int(port))) as connection:  # leaves in the middle of a body
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     assert server.http.get("/health").status_code == 200
     assert server.stop() == 0
     assert server.stderr.read_text() == ""

@@ -251,7 +251,7 @@ async def test_a_stopped_reader_loses_records_and_costs_nothing() -> None:
         connection.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(connection, (host, int(port)))
-        await loop.sock_sendall(connection, b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await loop.sock_sendall(connection, b"GET /engine/steps?from=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True, "n": 8}
         for _ in range(4):  # nobody reads the stream meanwhile, and every step is made
             (await http.post("/v1/completions", json=body)).raise_for_status()
