@@ -72,7 +72,7 @@ _PARAMETERS: Mapping[str, Json] = {
     "name": {"type": "string", "minLength": 1},
 }
 _LOAD_ID: Json = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
-_READS = (400, 408, 413, 429)  # what a route that takes a body fails with
+_READS = (400, 408, 413, 415, 429)  # what a route that takes a body fails with
 _WHY: Mapping[int, str] = {
     400: "What was sent is not as it must be",
     401: "No key, or a wrong one",
@@ -80,6 +80,7 @@ _WHY: Mapping[int, str] = {
     404: "There is no such thing",
     408: "The body came too slowly",
     413: "The body is too large",
+    415: "The body is in a coding that is not taken",
     429: "Too much at once: ask again later",
     500: "The step that worked on it failed",
     503: "The engine cannot serve now",

@@ -20,7 +20,9 @@ MAX_READ = 32 << 20  # bytes of one answer
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """`end`: read the answer; try to, but for `PATIENCE` alone, as the server may await more of the request; leave
+    """`operation`: of the API, as (method, path), where it was drawn for one.
+
+    `end`: read the answer; try to, but for `PATIENCE` alone, as the server may await more of the request; leave
     without it; cut the connection by a reset; or say, half closed, that no more comes, and then read.
 
     `whole`: it is one request to its end, so that there must be an answer. `allowed` are statuses of 500 and more that
@@ -34,6 +36,7 @@ class Attempt(msgspec.Struct, frozen=True):
     method: str = "GET"
     pause: float = 0.0  # seconds between two pieces
     allowed: tuple[int, ...] = ()
+    operation: tuple[str, str] | None = None
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

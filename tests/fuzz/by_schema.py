@@ -58,7 +58,7 @@ def _draw(operation: Any, mode: GenerationMode, count: int, start: int, take: Ca
     @given(operation.as_strategy(generation_mode=mode))
     def give(case: Any) -> None:
         nonlocal drawn
-        attempt = attempt_of(case, label)
+        attempt = attempt_of(case, label, (operation.method, operation.path))
         if attempt is not None:
             drawn += 1
             take(attempt)
@@ -67,7 +67,7 @@ def _draw(operation: Any, mode: GenerationMode, count: int, start: int, take: Ca
     return drawn
 
 
-def attempt_of(case: Any, label: str) -> Attempt | None:
+def attempt_of(case: Any, label: str, operation: tuple[str, str]) -> Attempt | None:
     """A drawn case as bytes; None for one that no client could send."""
     try:
         prepared = requests.Request(**_sent(case)).prepare()
@@ -83,7 +83,7 @@ def attempt_of(case: Any, label: str) -> Attempt | None:
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
     except UnicodeEncodeError:
         return None
-    return Attempt(label, (head + data,), method=str(prepared.method))
+    return Attempt(label, (head + data,), method=str(prepared.method), operation=operation)
 
 
 def _text(value: str | bytes) -> str:

@@ -15,6 +15,7 @@ from engine.server.openapi import OPENAPI, document, path_of
 from engine.server.routes import routes
 from engine.server.service import Service
 from engine.server.settings import Access, ServeSettings
+from tests.fuzz.stated import Stated
 
 
 @pytest.fixture(scope="module")
@@ -79,22 +80,11 @@ def test_bodies_and_parameters_are_told(told) -> None:
 
 def check(told: dict, path: str, response: httpx.Response) -> None:
     """The answer is one that the document states, with a body as it says."""
-    stated = told["paths"][path][response.request.method.lower()]["responses"]
-    answer = stated.get(str(response.status_code)) or stated["default"]
     media = response.headers.get("content-type", "").partition(";")[0]
-    if "content" not in answer:
-        assert response.content == b""
-        return
-    schema = {**answer["content"][media]["schema"], "components": told["components"]}
+    problem = Stated(told).problem(response.request.method, path, response.status_code, media, response.content)
+    assert not problem, problem
     if media == "text/event-stream":
-        data = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
-        bodies = [json.loads(one) for one in data if one != "[DONE]"]
-        schema = {**schema["contentSchema"], "components": told["components"]}
-        assert bodies
-    else:
-        bodies = [response.json() if media == "application/json" else response.text]
-    for body in bodies:
-        jsonschema.Draft202012Validator(schema).validate(body)
+        assert response.content.count(b"data: ") > 1
 
 
 USER = [{"role": "user", "content": "hi"}]
