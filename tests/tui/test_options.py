@@ -76,6 +76,7 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
         ("step = 1000000000000000000999", "step: must be a whole number"),
         ("theme = " + "[" * 3000, "is not TOML"),
         ("theme = ", "is not TOML"),
+        ("step = " + "1" * 5000, "is not TOML"),
         ("\udcff", "is not TOML"),
     ],
 )
