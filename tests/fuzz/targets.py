@@ -44,14 +44,17 @@ from loadgen import options as load_options
 from loadgen.arrivals import parse_arrivals
 from loadgen.durations import parse_duration
 from loadgen.metrics.slo import parse_slo
+from loadgen.results.run_file import ResultError, RunEnd, RunFile
 from loadgen.sse import EventParser
 from loadgen.stop_rules import parse_rule
 from loadgen.traces.formats import open_trace
 from loadgen.traces.model import TraceError, check_session
 from loadgen.traces.reading import Format
 from tests.fuzz.mutator import Mutator, zipped
+from tests.loadgen.results.sample_runs import completed, failed, header, write_run
 from tests.tui.simulated import simulate
 from tui import options as screen_options
+from tui.cli import OPTIONS as SCREEN_OPTIONS
 from tui.client import UNDECODED, _events
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
@@ -580,6 +583,42 @@ def _read_options(data: bytes, folder: Path) -> None:
         raise failed
 
 
+# Files that the programs write, and that people change
+
+
+def _run_seeds() -> list[bytes]:
+    records = [completed(), completed(1, tokens=3), failed(1), failed(2, 0)]
+    with tempfile.TemporaryDirectory() as folder:
+        whole, killed = Path(folder) / "whole", Path(folder) / "killed"
+        end = RunEnd(at=9.5, client={"a": 1}, moments=((1.0, 2, 3, 4),), speed_changes=((1.0, 2.0),), notes=("x",))
+        write_run(whole, records, end, header(3, 4))
+        write_run(killed, records, None, header(3, 4, arrivals="poisson:2"))
+        return [whole.read_bytes(), killed.read_bytes()]
+
+
+def _read_run(data: bytes, folder: Path) -> None:
+    path = folder / "run"
+    path.write_bytes(data)
+    run = RunFile.read(path)
+    for _ in run.records():
+        pass
+    run.final_turns()
+    _ = run.complete
+
+
+def _read_screen_config(data: bytes, folder: Path) -> None:
+    path = folder / "config.toml"
+    path.write_bytes(data)
+    screen_options.read_config(path, SCREEN_OPTIONS)
+
+
+SCREEN_CONFIG = b"""url = "http://127.0.0.1:8000"
+frames = 10
+readonly = true
+speed = 2.5
+panel = 'batch'
+"""
+
 FEED_ERRORS = (
     *UNDECODED, Unreachable, NotAnEngine, ArithmeticError, LookupError, TypeError, ValueError,  # as Feed.run has them
 )  # fmt: skip
@@ -602,6 +641,14 @@ TARGETS: tuple[Target, ...] = (
     Target("step-stream", _stream_seeds, _read_stream, FEED_ERRORS),
     Target("gguf-head", _gguf_seeds, _read_gguf_head, (ModelError,), binary=True),
     Target("gguf-file", _gguf_seeds, _read_gguf_file, (ModelError,), binary=True),
+    Target("run-file", _run_seeds, _read_run, (ResultError,)),
+    Target(
+        "screen-config",
+        lambda: [SCREEN_CONFIG, b'model = "tiny" # x\nweb = true\n'],
+        _read_screen_config,
+        (argparse.ArgumentTypeError,),
+        (b"=", b"url = ", b"[[", b"]]", b'"""', b"0x", b"inf", b"1979-05-27"),
+    ),
     Target("config-json", _config_seeds, _read_config, (ModelError,)),
     Target("config-shape", lambda: _jsons(CONFIG, LATENT), _read_shape, (ModelError,)),
     Target("body-chat", lambda: _jsons(*CHATS), _read_body(ChatBody, _settings_of), (ApiError,)),
