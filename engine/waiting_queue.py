@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from engine.protocol import SchedulingPolicy
 from engine.request import Request
 
 Key = tuple[int, int]  # unlike for any two requests: its second part is their order of arrival
+HeadKey = tuple[int, int, int]  # of a client's line: whether it must be charged, its tag or its turn, and the arrival
 _key_of: Callable[[tuple[Key, Request]], Key] = itemgetter(0)
 
 
@@ -53,6 +55,9 @@ class Order(Protocol):
     def first(self, count: int, barred: Container[str] = (), /) -> list[Request]:
         """Without those of `barred` clients, where clients are told apart."""
 
+    def retag(self, client: str, /) -> None:
+        """A client's tag is another now."""
+
 
 class KeyOrder:
     """By a key that does not change while a request waits. Adding and removing cost a binary search."""
@@ -65,6 +70,9 @@ class KeyOrder:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __getitem__(self, place: int) -> Request:
+        return self._entries[place][1]
+
     def add(self, request: Request) -> None:
         key = self._keys[request] = self._key(request)
         insort(self._entries, (key, request), key=_key_of)
@@ -76,6 +84,9 @@ class KeyOrder:
     def first(self, count: int, barred: Container[str] = ()) -> list[Request]:
         return [request for _, request in self._entries[:count]]
 
+    def retag(self, client: str) -> None:
+        """It knows no clients."""
+
 
 class FairOrder:
     """Each client's requests by arrival, and of the clients the one with the least tag.
@@ -86,56 +97,64 @@ class FairOrder:
     def __init__(self, shares: FairShares, requests: Iterable[Request] = ()) -> None:
         self._shares = shares
         self._lines: dict[str, KeyOrder] = {}
+        self._keys: dict[str, HeadKey] = {}
+        self._heads: list[tuple[HeadKey, str]] = []  # of all lines, in order
         for request in requests:
             self.add(request)
 
     def add(self, request: Request) -> None:
-        self._lines.setdefault(request.scheduling.client, KeyOrder(arrival_key)).add(request)
+        client = request.scheduling.client
+        self._lines.setdefault(client, KeyOrder(arrival_key)).add(request)
+        self.retag(client)
 
     def remove(self, request: Request) -> None:
-        line = self._lines[request.scheduling.client]
-        line.remove(request)
-        if not line:
-            del self._lines[request.scheduling.client]
+        client = request.scheduling.client
+        self._lines[client].remove(request)
+        self.retag(client)
 
     def first(self, count: int, barred: Container[str] = ()) -> list[Request]:
         """As they would come if each of them was admitted in turn."""
-        heads = [
-            _Head(line.first(count), self._shares.tag(client))
-            for client, line in self._lines.items()
-            if client not in barred
-        ]
-        heapq.heapify(heads)
+        clients = islice((client for _, client in self._heads if client not in barred), count)
+        heads = [_Head(self._lines[client], self._shares.tag(client)) for client in clients]
         ahead: list[Request] = []
-        while heads and len(ahead) < count:
+        while heads and len(ahead) < count:  # sorted, so it is a heap
             head = heads[0]
-            ahead.append(head.requests[head.place])
-            if head.place + 1 == len(head.requests):
+            ahead.append(head.request)
+            if head.place + 1 == len(head.line):
                 heapq.heappop(heads)
             else:
                 heapq.heapreplace(heads, head.next())
         return ahead
 
+    def retag(self, client: str) -> None:
+        line = self._lines.get(client)
+        if client in self._keys:
+            del self._heads[bisect_left(self._heads, (self._keys.pop(client), client))]
+        if line:
+            key = self._keys[client] = _Head(line, self._shares.tag(client)).key
+            insort(self._heads, (key, client))
+        elif line is not None:
+            del self._lines[client]
+
 
 class _Head:
     """Where a client's line has come to."""
 
-    __slots__ = ("key", "place", "requests", "tag")
+    __slots__ = ("key", "line", "place", "request", "tag")
 
-    def __init__(self, requests: Sequence[Request], tag: int, place: int = 0) -> None:
-        request = requests[place]
-        self.requests = requests
+    def __init__(self, line: KeyOrder, tag: int, place: int = 0) -> None:
+        self.line = line
         self.tag = tag
         self.place = place
-        charged = request.turn is not None
-        self.key = (0, *turn_key(request)) if charged else (1, tag, request.sequence)
+        self.request = request = line[place]
+        self.key: HeadKey = (1, tag, request.sequence) if request.turn is None else (0, *turn_key(request))
 
     def __lt__(self, other: _Head) -> bool:
         return self.key < other.key
 
     def next(self) -> _Head:
-        request = self.requests[self.place]
-        return _Head(self.requests, self.tag + (0 if request.turn is not None else cost(request)), self.place + 1)
+        charge = cost(self.request) if self.request.turn is None else 0
+        return _Head(self.line, self.tag + charge, self.place + 1)
 
 
 def cost(request: Request) -> int:
@@ -163,10 +182,10 @@ class WaitingQueue:
         return iter(self._order.first(len(self)))
 
     def add(self, request: Request) -> None:
+        self.shares.arrive(request.scheduling.client)
         self._order.add(request)
         self._by_arrival[request.sequence] = request
         heapq.heappush(self._arrivals, request.sequence)
-        self.shares.arrive(request.scheduling.client)
 
     def remove(self, request: Request) -> None:
         self._order.remove(request)
@@ -186,7 +205,9 @@ class WaitingQueue:
     def settle(self, request: Request) -> None:
         """One has ended, waiting or not: if its client was charged, it gets back what the answer did not use."""
         if request.turn is not None:
-            self.shares.give_back(request.scheduling.client, request.token_limit - request.num_tokens, request.turn)
+            client = request.scheduling.client
+            self.shares.give_back(client, request.token_limit - request.num_tokens, request.turn)
+            self._order.retag(client)
 
     def oldest(self) -> Request | None:
         """The one that arrived first."""

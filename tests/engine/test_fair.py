@@ -58,6 +58,35 @@ def test_a_flood_does_not_hold_up_another_client() -> None:
     assert [one.scheduling.client for one in queue.first(3)] == ["flood"] * 3
 
 
+def test_the_order_holds_for_very_many_clients_as_tags_change() -> None:
+    """What is kept sorted is what sorting anew gives."""
+    chance = random.Random(7)
+    queue = WaitingQueue("fair")
+    waiting: list[Request] = []
+    admitted: list[Request] = []
+    for sequence in range(1500):
+        what = chance.random()
+        if what < 0.5 or not waiting:
+            waiting.append(request(sequence, f"c{chance.randrange(40)}", chance.randint(1, 9), chance.randint(1, 90)))
+            queue.add(waiting[-1])
+        elif what < 0.6:
+            queue.remove(waiting.pop(chance.randrange(len(waiting))))
+        elif what < 0.8:
+            admitted.append(admit_next(queue))
+            waiting.remove(admitted[-1])
+        elif admitted and what < 0.9:
+            queue.settle(admitted.pop(chance.randrange(len(admitted))))
+        elif admitted:  # it is preempted
+            waiting.append(admitted.pop(chance.randrange(len(admitted))))
+            queue.add(waiting[-1])
+        told = queue.first(7)
+        queue.reorder("fair")
+        assert queue.first(7) == told
+        barred = {f"c{chance.randrange(40)}" for _ in range(5)}
+        allowed = [one for one in queue if one.scheduling.client not in barred]
+        assert queue.first(5, None, barred) == allowed[:5]
+
+
 def test_who_asks_for_more_at_a_time_has_fewer_turns() -> None:
     queue = WaitingQueue("fair")
     for sequence in range(100):
@@ -257,8 +286,7 @@ def test_with_one_client_it_is_exactly_first_come_first_served(script, batching,
             core.add(f"r{number}", [number % 30] * length, greedy(max_tokens), of("only"), siblings)
             if also == "abort":
                 core.abort(f"r{number // 2}")
-            for _ in range(steps):
-                records.append(core.step()[1])
+            records += [core.step()[1] for _ in range(steps)]
         records += finish(core)
         told.append([(r.rows, r.joined, r.left, r.held, r.released, r.tables) for r in records if r is not None])
         assert len(core.scheduler.waiting.shares) == 0
@@ -308,6 +336,7 @@ def test_it_holds_across_preemption_forks_beams_and_switches(script, host_blocks
             assert running == sorted(running, key=lambda one: (one.turn, one.sequence))
     for record in finish(core):
         note(record)
+    note(core.flush())
     assert sorted(ended) == sorted(added)
     assert len(core.scheduler.waiting.shares) == 0
     assert len(core.scheduler.waiting) == 0
