@@ -7,6 +7,7 @@ tokens are the server's `usage`.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,8 @@ import aiohttp
 import msgspec
 
 from loadgen.outcome import Outcome
+from loadgen.request_ids import HEADER as REQUEST_ID
+from loadgen.request_ids import again
 from loadgen.sse import EventParser
 
 if TYPE_CHECKING:
@@ -30,7 +33,9 @@ FIRST_RETRY = 0.5  # seconds, doubled with each one, where the server does not s
 _READ_BUFFER = 4 * 1024 * 1024  # the library's 64 KiB would pause fast streams
 _READ_SIZE = 64 * 1024  # of one read from a socket; the event loop's 256 KiB comes from the system anew for each
 _DRAIN_TIME = 0.1  # seconds from [DONE] to the end of the answer, for the connection to be used again
+LONGEST_WAIT = 60.0  # seconds; where a server asks to come again later than that, its refusal stands
 _DETAIL_LENGTH = 300
+_CODE = re.compile(r"[\w.-]{1,40}")
 _EVENT_STREAM = "text/event-stream"
 
 clock = time.monotonic
@@ -94,12 +99,19 @@ def reason(error: Exception) -> str:
 
 
 class _Failure(Exception):
-    """A response that is no complete answer. `wait`: seconds after which it may be tried again; None: it may not."""
+    """A response that is no complete answer. `wait`: seconds after which it may be tried again; None: it may not.
 
-    def __init__(self, outcome: Outcome, detail: str, wait: float | None = None) -> None:
+    `refused`: the server said that it is too much just now.
+    """
+
+    def __init__(
+        self, outcome: Outcome, detail: str, wait: float | None = None, *, code: str = "", refused: bool = False
+    ) -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.wait = wait
+        self.code = code
+        self.refused = refused
 
 
 @dataclass(slots=True)
@@ -115,7 +127,10 @@ class Response:
     outcome: Outcome = Outcome.INTERRUPTED
     detail: str = ""
     status: int | None = None
+    code: str = ""  # of the server's error
     retries: int = 0
+    refusals: int = 0  # after which it was tried again
+    waited: float = 0.0  # seconds, for that
     streamed: bool = True
     chunks: list[float] = field(default_factory=list)
     usage: Usage | None = None
@@ -164,13 +179,24 @@ def error_text(body: bytes) -> str:
     return text[:_DETAIL_LENGTH]
 
 
+def error_code(body: bytes) -> str:
+    """The server's own word for an error, in an OpenAI-style body; empty where there is none."""
+    try:
+        answer = msgspec.json.decode(body)
+        error = answer.get("error", answer)
+        code = error.get("code")
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+        return ""
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
+
+
 def decode_chunk(body: bytes) -> Chunk:
     try:
         chunk = _decode_json(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _Failure(Outcome.BAD_STREAM, f"{error}: {body[:80]!r}") from None
     if chunk.error is not None or chunk.kind == "error":
-        raise _Failure(Outcome.SERVER_ERROR, error_text(body))
+        raise _Failure(Outcome.SERVER_ERROR, error_text(body), code=error_code(body))
     return chunk
 
 
@@ -248,13 +274,14 @@ def _retry_after(reply: aiohttp.ClientResponse) -> float | None:
 
 def _refusal(reply: aiohttp.ClientResponse, body: bytes, wait: float) -> _Failure:
     """What an answer other than 200 means: only "too much just now" may be tried again."""
-    detail = f"{reply.status}: {error_text(body)}"
+    detail, code = f"{reply.status}: {error_text(body)}", error_code(body)
     if 300 <= reply.status < 400:
         detail = f"{reply.status}: the server sends to {reply.headers.get('Location')}; give that address"
     if reply.status not in (429, 503):
-        return _Failure(Outcome.HTTP_ERROR, detail)
+        return _Failure(Outcome.HTTP_ERROR, detail, code=code)
     asked = _retry_after(reply)
-    return _Failure(Outcome.HTTP_ERROR, detail, wait if asked is None else asked)
+    pause = wait if asked is None else asked
+    return _Failure(Outcome.HTTP_ERROR, detail, pause if pause <= LONGEST_WAIT else None, code=code, refused=True)
 
 
 async def _no_stream(reply: aiohttp.ClientResponse) -> _Failure:
@@ -276,11 +303,13 @@ async def _attempt(
     on_chunk: Callable[[], None],
     stream: bool,
     wait: float,
+    request_id: str,
 ) -> None:
     """Send a request and take its answer. `wait` is for one that may be tried again. Raises `_Failure`."""
     response.status = None
+    headers = {REQUEST_ID: request_id} if request_id else None
     try:
-        async with http.post(address, data=body, allow_redirects=False) as reply:
+        async with http.post(address, data=body, headers=headers, allow_redirects=False) as reply:
             response.status = reply.status
             _read_less_at_once(reply)
             if reply.status != 200:
@@ -308,14 +337,17 @@ async def complete(
     timeout: float,
     on_chunk: Callable[[], None],
     retries: int = 0,
+    refused_retries: int = 0,
     stream: bool = True,
+    request_id: str = "",
 ) -> None:
     """Send one request and follow its answer into `response`; ends with `response.outcome` set.
 
     `url` is the server's root, `timeout` the seconds from the first sending to the end of the answer. With `retries`
     a request is sent again where no answer began (no connection, or one that was dropped before a status) and after
     429 and 503, when the server says (Retry-After) or after half a second, doubled each time; unless that is past
-    the timeout. With `stream` an answer that is no stream is a failure. Cancelling leaves the outcome at interrupted.
+    the timeout, or more than `LONGEST_WAIT`. `refused_retries` is the same for 429 and 503 alone. With `stream` an
+    answer that is no stream is a failure. Cancelling leaves the outcome at interrupted.
     """
     response.sent = clock()
     deadline = response.sent + timeout
@@ -324,14 +356,22 @@ async def complete(
             while True:
                 try:
                     wait = FIRST_RETRY * 2**response.retries
-                    return await _attempt(http, url + payload.path, payload.body, response, on_chunk, stream, wait)
+                    sent_as = again(request_id, response.retries)
+                    return await _attempt(
+                        http, url + payload.path, payload.body, response, on_chunk, stream, wait, sent_as
+                    )
                 except _Failure as failure:
-                    if failure.wait is None or response.retries == retries or clock() + failure.wait > deadline:
+                    most = max(retries, refused_retries) if failure.refused else retries
+                    if failure.wait is None or response.retries >= most or clock() + failure.wait > deadline:
                         raise
+                    began = clock()
                     await asyncio.sleep(failure.wait)
+                    if failure.refused:
+                        response.refusals += 1
+                        response.waited += clock() - began
                 response.retries += 1
     except _Failure as failure:
-        response.outcome, response.detail = failure.outcome, str(failure)
+        response.outcome, response.detail, response.code = failure.outcome, str(failure), failure.code
     except TimeoutError:
         if response.outcome is not Outcome.COMPLETED:
             response.outcome = Outcome.TIMEOUT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.protocol import Record, SharingLedger, Snapshot, WasteLedger
+from engine.protocol import Control, Counters, Record, SharingLedger, Snapshot, WasteLedger, counted
 
 Figure = float | int | str | bool | list[str] | None
 
@@ -95,13 +95,17 @@ class EngineFigures:
     _peak_saved: tuple[int, int] = (0, 0)
     _modes: dict[str, None] = field(default_factory=dict)
     _begun: bool = field(init=False)
+    _counters: Counters = field(init=False)  # by the records that came
+    _control: Control = field(init=False)
+    _host_blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.next_seq = self.first.seq + 1
         self.began = self._time = self.first.time  # on the engine's clock
         self._begun = bool(self.first.requests or self.first.waste.held)
         self._waste, self._sharing = self.first.waste, self.first.sharing
-        self._peak_host_blocks = self.first.host_blocks
+        self._peak_host_blocks = self._host_blocks = self.first.host_blocks
+        self._counters, self._control = self.first.counters, self.first.control
         self._peaks()
 
     def add(self, record: Record) -> None:
@@ -115,6 +119,8 @@ class EngineFigures:
             self._begun = True
         self._advance(record.time, record.waste, record.sharing)
         self._modes[f"{record.control.batching}+{record.control.allocation}"] = None
+        self._counters, self._control = counted(self._counters, record), record.control
+        self._host_blocks = record.host_blocks
         self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks)
         self._transfer_seconds += record.durations.transfer
         if record.rows:
@@ -158,6 +164,22 @@ class EngineFigures:
             self._peak_internal = max(self._peak_internal or 0.0, waste.internal / waste.held)
         self._peak_external = max(self._peak_external, waste.external)
         self._peak_saved = max(self._peak_saved, (sharing.saved_blocks, sharing.saved_bytes))
+
+    def so_far(self) -> dict[str, Figure]:
+        """The figures up to the last record, of an engine that tells no more: totals are of the records that came."""
+        last = msgspec.structs.replace(
+            self.first,
+            seq=self.next_seq - 1,
+            time=self._time,
+            control=self._control,
+            requests=(),
+            blocks=(),
+            waste=self._waste,
+            sharing=self._sharing,
+            counters=self._counters,
+            host_blocks=self._host_blocks,
+        )
+        return self.figures(last)
 
     def figures(self, last: Snapshot) -> dict[str, Figure]:
         """The figures of the window from the first snapshot to `last`. Raises `ValueError` across a restart.

@@ -35,7 +35,8 @@ def engine_command(arguments: Sequence[str]) -> list[str]:
     program = str(script) if script.exists() else shutil.which("paged-engine")
     if program is None:
         raise EngineStartError("paged-engine is not installed beside this Python; install the project, or give --url")
-    return [program, "serve", "--port", "0", *arguments]
+    # Nobody else uses it: when a run is over, nothing is in flight that somebody waits for.
+    return [program, "serve", "--port", "0", "--drain-timeout", "0", *arguments]
 
 
 def process_tree(root: int) -> list[int]:

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from engine.protocol import Control, Gap, Record, Snapshot, decode_item, decode_snapshot
-from loadgen.client import reason
+from loadgen.client import error_text, reason
 from loadgen.engine_figures import EngineFigures, Figure
 from loadgen.sse import EventParser
 
 RECONNECT_AFTER = 0.5  # seconds
+SAME_CLOCK = 1.0  # seconds that two lives' Unix times may be apart, on one clock
+DOWN_TIMEOUT = 15.0  # seconds after the last response for an engine that is down to be there again
 CATCH_UP_TIMEOUT = 15.0  # seconds after the last response for the rest of the stream
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
 
@@ -24,15 +27,35 @@ class EngineError(Exception):
     """The server answered an `/engine` call with something unusable; the message is for a person."""
 
 
+class KeyRefused(EngineError):
+    """The engine's own routes want a key, or another one."""
+
+
+class EngineDown(EngineError):
+    """The server answers that its engine cannot serve now."""
+
+
+def _refused(http: aiohttp.ClientSession, what: str) -> KeyRefused:
+    """What an answer of 401 or 403 means, by whether a key was sent."""
+    if "Authorization" in http.headers:
+        return KeyRefused(f"{what}: the engine's own routes refuse the key; give the admin key with --admin-key")
+    return KeyRefused(f"{what}: the engine's own routes want an admin key; give it with --admin-key")
+
+
 async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | None:
-    """GET /engine/snapshot; None if the server has no such route. Raises `EngineError`."""
+    """GET /engine/snapshot; None if the server has no such route. Raises `EngineError`, or one of its kinds."""
     try:
         async with http.get(f"{url}/engine/snapshot", timeout=CALL_TIMEOUT) as reply:
             if reply.status in (404, 405, 501):
                 return None
             body = await reply.read()
+            what = f"GET {url}/engine/snapshot answered {reply.status}"
+            if reply.status in (401, 403):
+                raise _refused(http, what)
+            if reply.status == 503:
+                raise EngineDown(f"{what}: {error_text(body)}")
             if reply.status != 200:
-                raise EngineError(f"GET {url}/engine/snapshot answered {reply.status}")
+                raise EngineError(what)
             return decode_snapshot(body)
     except msgspec.MsgspecError as error:
         raise EngineError(f"GET {url}/engine/snapshot: not a snapshot of this protocol: {error}") from None
@@ -50,6 +73,8 @@ async def set_control(
             body = await reply.read()
             if reply.status in (404, 405, 501):
                 raise EngineError(f"{where}: the server has no such route; only a paged-engine can be set")
+            if reply.status in (401, 403):
+                raise _refused(http, f"{where} answered {reply.status}")
             if reply.status != 200:
                 raise EngineError(f"{where} answered {reply.status}: {body.decode('utf-8', 'replace')[:300]}")
             answer = msgspec.json.decode(body)
@@ -67,17 +92,23 @@ async def set_control(
 
 @dataclass(slots=True)
 class EngineWatch:
-    """Reads records from a first snapshot on, through lost connections, until `finish`."""
+    """Reads records from a first snapshot on, through lost connections and restarts of the engine, until `finish`.
+
+    Each life of the engine has a ledger of its own: `ledger` is that of the last one, `ended` has the figures of those
+    before. `began` is the beginning of the first one's window, on the engine's clock.
+    """
 
     http: aiohttp.ClientSession
     url: str
     first: Snapshot
     ledger: EngineFigures = field(init=False)
+    ended: list[dict[str, Figure]] = field(default_factory=list)
+    _first_ledger: EngineFigures = field(init=False)
     _task: asyncio.Task[None] = field(init=False)
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
-        self.ledger = EngineFigures(self.first)
+        self.ledger = self._first_ledger = EngineFigures(self.first)
         self._task = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
@@ -85,6 +116,21 @@ class EngineWatch:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
                 await self._read_stream()
             await asyncio.sleep(RECONNECT_AFTER)
+            with contextlib.suppress(EngineError):  # what is wrong for good is told at the end
+                self._see(await read_snapshot(self.http, self.url))
+
+    @property
+    def began(self) -> float | None:
+        """Where the first life's window begins, on the clock of the present life; None: it cannot be told."""
+        first, now = self._first_ledger, self.ledger.first.engine
+        apart = (now.started_unix - now.started) - (first.first.engine.started_unix - first.first.engine.started)
+        return first.began if abs(apart) < SAME_CLOCK else None
+
+    def _see(self, snapshot: Snapshot | None) -> None:
+        """Begin a new ledger where the engine is in another life."""
+        if snapshot is not None and snapshot.engine.started_unix != self.ledger.first.engine.started_unix:
+            self.ended.append(self.ledger.so_far())
+            self.ledger = EngineFigures(snapshot)
 
     async def _read_stream(self) -> None:
         params = {"from": str(self.ledger.next_seq)}
@@ -108,12 +154,32 @@ class EngineWatch:
         async with self._progress:
             await self._progress.wait_for(lambda: self.ledger.next_seq > seq)
 
-    async def finish(self) -> dict[str, Figure]:
-        """Read up to the engine's present state, stop, and give the figures. Raises `EngineError`."""
-        try:
-            last = await read_snapshot(self.http, self.url)
+    async def _last(self) -> Snapshot | None:
+        """The engine's present state; None where it is down and stays so. Raises `EngineError`."""
+        deadline = asyncio.get_running_loop().time() + DOWN_TIMEOUT
+        while True:
+            try:
+                last = await read_snapshot(self.http, self.url)
+            except EngineDown:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await asyncio.sleep(RECONNECT_AFTER)
+                continue
             if last is None:
                 raise EngineError(f"{self.url}/engine/snapshot is gone")
+            return last
+
+    async def finish(self) -> dict[str, Any]:
+        """Read up to the engine's present state, stop, and give the figures. Raises `EngineError`.
+
+        They are of the engine's last life; where it was started again, `restarts` says how often, and `earlier_lives`
+        has the figures of those before.
+        """
+        try:
+            last = await self._last()
+            self._see(last)
+            if last is None:
+                return self._with_lives(self.ledger.so_far())
             rest = asyncio.create_task(self._caught_up(last.seq))
             try:
                 await asyncio.wait([rest, self._task], timeout=CATCH_UP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -124,9 +190,12 @@ class EngineWatch:
         if not self._task.cancelled() and (problem := self._task.exception()):
             raise EngineError(f"GET {self.url}/engine/steps: not the protocol of this loadgen: {problem}")
         try:
-            return self.ledger.figures(last)
+            return self._with_lives(self.ledger.figures(last))
         except ValueError as error:
             raise EngineError(str(error)) from None
+
+    def _with_lives(self, figures: dict[str, Figure]) -> dict[str, Any]:
+        return {**figures, "restarts": len(self.ended), "earlier_lives": self.ended} if self.ended else {**figures}
 
     async def close(self) -> None:
         """Stop reading."""

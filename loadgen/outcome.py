@@ -63,12 +63,22 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_source: TokenSource = TokenSource.NONE
     streamed: bool = True  # without a stream there is no TTFT, TPOT or ITL, and `chunks` is the moment of the answer
     retries: int = 0
+    refusals: int = 0  # 429 or 503, after which it was tried again
+    waited: Seconds = 0.0  # for that, between two tries
     status: int | None = None  # of the HTTP answer
+    code: str = ""  # of the server's error
     detail: str = ""
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.COMPLETED and (self.sent is None or self.ended is None or self.scheduled is None):
             raise ValueError("a completed request has been scheduled, sent and ended")
+
+    @property
+    def kind(self) -> str:
+        """How it ended, as a report counts it: errors that a server names apart."""
+        if self.outcome is Outcome.HTTP_ERROR and self.status is not None:
+            return f"HTTP {self.status} {self.code}".rstrip()
+        return f"{self.outcome}: {self.code}" if self.outcome is Outcome.SERVER_ERROR and self.code else self.outcome
 
     @property
     def key(self) -> tuple[int, int]:

@@ -76,9 +76,9 @@ async def perform(
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    async with open_http(target.api_key) as http:
+    async with open_http(target.keys.client) as http, open_http(target.keys.engine) as engine_http:
         over = NOTHING if past is None else past.turns
-        prepared = await _unless(steering.stop, prepare(settings, target, http, label, say, over))
+        prepared = await _unless(steering.stop, prepare(settings, target, http, engine_http, label, say, over))
         if past is None:
             writer = RunWriter(path, prepared.header, overwrite=overwrite)
         else:
@@ -86,13 +86,14 @@ async def perform(
             writer = RunWriter.resume(path, Resumed(at=past.seconds, started_at=now(), versions=versions()))
         with writer:
             try:
-                end = await _Run(settings, target, prepared, writer, past).play(http, console, steering, label)
+                run = _Run(settings, target, prepared, writer, past)
+                end = await run.play(http, engine_http if prepared.engine_open else None, console, steering, label)
                 writer.finish(end)
             except (ResultError, TokenizerError, TraceError, WorkerError) as problem:
-                run = RunFile.read(path)
-                if next(run.records(), None) is None:
+                kept = RunFile.read(path)
+                if next(kept.records(), None) is None:
                     raise
-                raise RunBroken(problem, run) from None
+                raise RunBroken(problem, kept) from None
     return RunFile.read(path)
 
 
@@ -130,11 +131,19 @@ class _Run:
             vocabulary=self._prepared.vocabulary,
             limits=limits,
             done=self._prepared.found.done,
+            run=self._writer.run_id,
             counts=self._prepared.counts,
         )
 
-    async def play(self, http: aiohttp.ClientSession, console: Console, steering: Steering, label: str) -> RunEnd:
-        """Play it to its end, or to an early one."""
+    async def play(
+        self,
+        http: aiohttp.ClientSession,
+        engine_http: aiohttp.ClientSession | None,
+        console: Console,
+        steering: Steering,
+        label: str,
+    ) -> RunEnd:
+        """Play it to its end, or to an early one. `engine_http` asks the engine's own routes; None: it may not."""
         header, rules, settings = self._prepared.header, self._rules, self._settings
         progress = Progress(
             label, header.sessions, header.turns, clock(), self._pace.speed, rules.last_turn, rules.last_second
@@ -148,9 +157,9 @@ class _Run:
         budget = None if rules.last_turn is None else max(0, rules.last_turn - earlier.sent)
         async with AsyncExitStack() as stack:
             limits = stack.enter_context(open_limits(budget, settings.concurrency, settings.workers))
-            opened = open_players(self._job(limits), take, self._pace, self._target.api_key)
+            opened = open_players(self._job(limits), take, self._pace, self._target.keys.client)
             players = await stack.enter_async_context(opened)
-            watches = await Watches.begin(http, self._target.url)
+            watches = await Watches.begin(http, engine_http, self._target.url)
             stack.push_async_callback(watches.close)
             own = SelfWatch()
 
@@ -175,9 +184,9 @@ class _Run:
                 asyncio.create_task(self._mind(state, players, progress, steering.stop)),
                 asyncio.create_task(own.run()),
             ]
-            if self._prepared.facts.kind == "paged-engine":
+            if self._prepared.facts.kind == "paged-engine" and engine_http is not None:
                 trace = Path(settings.file).stem
-                helpers.append(asyncio.create_task(announce(state, http, self._target.url, trace)))
+                helpers.append(asyncio.create_task(announce(state, engine_http, self._target.url, trace)))
             try:
                 figures = await players.play(begin, progress.began)
                 end = max(begin, clock())  # it may be stopped before it began

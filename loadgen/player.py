@@ -48,6 +48,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = 0
     workers: int = 1
     done: bytes = b""  # sessions that are left out, as they have been played before; for `is_done`
+    run: str = ""  # what its requests' ids begin with
     counts: bool = False  # answers and recorded replies are counted by a tokenizer where nothing else tells
 
 
@@ -203,6 +204,7 @@ class Player:
             pace=controls.pace,
             timeout=settings.timeout,
             retries=settings.retries,
+            retry_refused=settings.retry_refused,
             stream=settings.stream,
             slots=job.limits.open_slots(),
             budget=controls.budget,
@@ -210,6 +212,7 @@ class Player:
             zero=zero,
             report=self._report,
             tokenizer=self._tokenizer,
+            run=job.run,
         )
 
         one = partial(run_session, setting=setting)

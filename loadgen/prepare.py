@@ -9,16 +9,19 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from loadgen.engine_watch import set_control
+from loadgen.engine_watch import KeyRefused, read_snapshot, set_control
 from loadgen.machine import machine, versions
 from loadgen.played import NOTHING, Survey, header_of, survey_aside
 from loadgen.probe import probe
+from loadgen.request_ids import new_run
 from loadgen.results.run_file import RunHeader
 from loadgen.server import ServerFacts, find_server
 from loadgen.settings import Settings
 from loadgen.target import Target
 from loadgen.text.tokenizer import open_tokenizer
 from loadgen.text.vocabulary import Vocabulary, find_vocabulary
+
+NO_ENGINE = "No figures of the engine: its own routes want an admin key, and none was given (--admin-key)."
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class Prepared:
     found: Survey
     vocabulary: Vocabulary | None
     header: RunHeader
+    engine_open: bool  # its own routes may be asked, as far as it has any
 
     @property
     def counts(self) -> bool:
@@ -39,6 +43,8 @@ class Prepared:
     def notes(self) -> list[str]:
         """What a reader of the figures must know of what was played."""
         notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
+        if not self.engine_open:
+            notes.append(NO_ENGINE)
         notes += [
             f"{count:,} of the trace's records were left out: {what}."
             for what, count in self.found.trace.left_out.items()
@@ -54,13 +60,15 @@ async def prepare(
     settings: Settings,
     target: Target,
     http: aiohttp.ClientSession,
+    engine_http: aiohttp.ClientSession,
     label: str,
     say: Callable[[str], None],
     over: Mapping[int, int] = NOTHING,
 ) -> Prepared:
     """Ask the server, read the trace through, try one request. Raises `ServerError`, `TraceError`, `EngineError`.
 
-    `over` is the turns of a run that are over, by a session's index.
+    `engine_http` asks the engine's own routes, with its key: one that is refused ends it here, and without one a run
+    has no figures of the engine. `over` is the turns of a run that are over, by a session's index.
     """
     found = await survey_aside(settings, None, say, over)  # what is wrong with the file needs no server
     facts = await find_server(http, target.url, settings.model)
@@ -68,7 +76,16 @@ async def prepare(
         found = await survey_aside(settings, facts.max_model_len, say, over)
     header = header_of(found.trace, settings)
     if settings.control:
-        await set_control(http, target.url, settings.control)
+        await set_control(engine_http, target.url, settings.control)
+    engine_open = True
+    try:
+        await read_snapshot(engine_http, target.url)
+    except KeyRefused:
+        if target.keys.admin is not None:
+            raise
+        engine_open = False
+        if facts.kind == "paged-engine":
+            say(NO_ENGINE)
     vocabulary = None
     if found.needs.tokenizer:
         tokenizer = open_tokenizer(settings.tokenizer, http, facts)
@@ -76,6 +93,7 @@ async def prepare(
     if settings.probe:
         facts, vocabulary = await probe(http, facts, settings, found.needs, vocabulary)
     run_header = RunHeader(
+        id=new_run(),
         label=label,
         settings=settings,
         started_at=now(),
@@ -97,7 +115,7 @@ async def prepare(
         versions=versions(),
         machine=machine(),
     )
-    return Prepared(facts, found, vocabulary, run_header)
+    return Prepared(facts, found, vocabulary, run_header, engine_open)
 
 
 def now() -> str:

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
+from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
 from loadgen.results.document import measure, merged
 from loadgen.results.output import OutputError, check_writable, write_json
@@ -61,11 +62,11 @@ async def replay(settings: Settings, arguments: argparse.Namespace, interrupt: I
     with _places(arguments.out, arguments.repeat) as places:
         with interrupt.keeping(runs) as problems:
             if settings.url is not None or arguments.repeat == 1:
-                async with open_target(settings, console, arguments.api_key) as target:
+                async with open_target(settings, console, Keys.of(arguments)) as target:
                     await _play_all(settings, target, places, runs, console, steering, interrupt)
             else:  # an engine of its own for each: none finds what the one before has cached
                 for place in places:
-                    async with open_target(settings, console, arguments.api_key) as target:
+                    async with open_target(settings, console, Keys.of(arguments)) as target:
                         await _play_all(settings, target, [place], runs, console, steering, interrupt, len(runs))
                     if _ended_early(runs):
                         break
@@ -111,7 +112,7 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
     console = stderr()
     runs: list[RunFile] = []
     with interrupt.keeping(runs) as problems:
-        async with open_target(settings, console, arguments.api_key) as target:
+        async with open_target(settings, console, Keys.of(arguments)) as target:
             with interrupt.reported() as stop:
                 try:
                     runs.append(await perform(settings, target, place, console, Steering(stop), "resume", past=past))

@@ -14,6 +14,7 @@ from loadgen.limits import Budget, Slots
 from loadgen.live.tally import Tally
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
 from loadgen.pace import Ended, Pace
+from loadgen.request_ids import request_id
 from loadgen.text.replies import count_replies
 from loadgen.text.tokenizer import Tokenizer, TokenizerError
 from loadgen.traces.model import Session
@@ -40,6 +41,8 @@ class Setting:
     zero: float
     report: Callable[[RequestRecord], None]
     tokenizer: Tokenizer | None
+    retry_refused: int = 0
+    run: str = ""  # what its requests' ids begin with; empty: they have none
 
     def relative(self, moment: float | None) -> float | None:
         """Seconds of the run, to the microsecond."""
@@ -89,7 +92,9 @@ async def _send(
                     timeout=setting.timeout,
                     on_chunk=setting.tally.count_chunk,
                     retries=setting.retries,
+                    refused_retries=setting.retry_refused,
                     stream=setting.stream,
+                    request_id=request_id(setting.run, index, turn) if setting.run else "",
                 )
         finally:
             setting.slots.release()
@@ -115,7 +120,10 @@ async def _send(
                 token_source=source,
                 streamed=response.streamed,
                 retries=response.retries,
+                refusals=response.refusals,
+                waited=round(response.waited, 6),
                 status=response.status,
+                code=response.code,
                 detail=response.detail,
             )
         )

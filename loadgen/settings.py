@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     timeout: float = 3600.0
     retries: int = 0
+    retry_refused: int = 0
     control: dict[str, str | int | float | bool] = {}
     endpoint: str | None = None  # "chat" or "completions"; None: what the trace's turns ask for
     stream: bool = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from loadgen.engine_process import EngineProcess
+from loadgen.keys import NO_KEYS, Keys
 from loadgen.played import survey_aside
 from loadgen.settings import Settings
 
@@ -20,17 +21,17 @@ class Target:
 
     url: str
     engine: EngineProcess | None = None
-    api_key: str | None = None
+    keys: Keys = NO_KEYS
 
 
 @contextlib.asynccontextmanager
-async def open_target(settings: Settings, console: Console, api_key: str | None = None) -> AsyncIterator[Target]:
+async def open_target(settings: Settings, console: Console, keys: Keys = NO_KEYS) -> AsyncIterator[Target]:
     """The server that the settings name, or an engine that lives as long as this.
 
     Raises `EngineStartError`, and `TraceError` before an engine is started for a trace that cannot be played.
     """
     if settings.url is not None:
-        yield Target(settings.url, api_key=api_key)
+        yield Target(settings.url, keys=keys)
         return
 
     def say(line: str) -> None:
@@ -38,7 +39,7 @@ async def open_target(settings: Settings, console: Console, api_key: str | None 
 
     await survey_aside(settings, None, say)
     async with EngineProcess(settings.engine_args, say) as engine:
-        yield Target(engine.url, engine, api_key)
+        yield Target(engine.url, engine, keys)
 
 
 class Steering:

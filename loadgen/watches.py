@@ -20,11 +20,15 @@ class Watches:
     server: ServerMetrics | None
 
     @classmethod
-    async def begin(cls, http: aiohttp.ClientSession, url: str) -> Watches:
-        """Raises `EngineError` if it has a step stream that cannot be read."""
-        first = await read_snapshot(http, url)
+    async def begin(cls, http: aiohttp.ClientSession, engine_http: aiohttp.ClientSession | None, url: str) -> Watches:
+        """`engine_http` is for the engine's own routes; None: they are not to be asked.
+
+        Raises `EngineError` if it has a step stream that cannot be read.
+        """
+        first = None if engine_http is None else await read_snapshot(engine_http, url)
         server = await ServerMetrics.start(http, url)
-        return cls(EngineWatch(http, url, first) if first is not None else None, server)
+        watch = None if first is None or engine_http is None else EngineWatch(engine_http, url, first)
+        return cls(watch, server)
 
     async def finish(self, begin: float, notes: list[str]) -> dict[str, Any]:
         """The parts of a `RunEnd` that they tell. Requests began to be sent at `begin`, in seconds of the run.
@@ -36,11 +40,18 @@ class Watches:
         if self.engine is not None:
             try:
                 engine = await self.engine.finish()
-                told = since(self.engine.ledger.moments, self.engine.ledger.began)
-                moments = tuple((begin + m.time, m.held, m.internal, m.saved_blocks) for m in told)
+                if (began := self.engine.began) is not None:
+                    told = since(self.engine.ledger.moments, began)
+                    moments = tuple((begin + m.time, m.held, m.internal, m.saved_blocks) for m in told)
             except EngineError as error:
                 notes.append(f"No engine figures: {error}")
             else:
+                if restarts := engine.get("restarts"):
+                    often = "once" if restarts == 1 else f"{restarts} times"
+                    notes.append(
+                        f"The engine was started again {often} during the run. Its figures are of each of its lives by "
+                        "itself, up to the last record that came; what was in flight at a death is in none."
+                    )
                 if lost := engine["records_lost"]:
                     notes.append(f"{lost} step records were lost: means and peaks of the engine lack them.")
         server = None if self.server is None else await self.server.finish()

@@ -22,6 +22,7 @@ from loadgen.player import Controls, Job, Player
 from loadgen.self_watch import SelfFigures, SelfWatch
 
 API_KEY = "LOADGEN_API_KEY"  # not in the arguments, which everybody on the machine can read
+ADMIN_KEY = "LOADGEN_ADMIN_KEY"  # which these processes have no use for
 COUNTS_EVERY = 0.2  # seconds
 STOP_TIMEOUT = 10.0  # seconds for a child to report what it has
 _LONGEST_LINE = 64 * 1024 * 1024  # a record with very many chunks
@@ -165,8 +166,7 @@ class Children:
         self._told: dict[int, Told] = {}
 
     async def __aenter__(self) -> Self:
-        environment = dict(os.environ)
-        environment.pop(API_KEY, None)
+        environment = {name: value for name, value in os.environ.items() if name not in (API_KEY, ADMIN_KEY)}
         if self._api_key is not None:
             environment[API_KEY] = self._api_key
         try:

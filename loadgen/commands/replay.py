@@ -51,6 +51,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
     add("--api-key", api_key, None, "sent as the bearer token", metavar="KEY")
+    add("--admin-key", api_key, None, "the same to a paged-engine's own routes, /engine; opens /v1 too", metavar="KEY")
     add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
 
     add = OptionAdder(parser.add_argument_group("what is asked"))
@@ -74,6 +75,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--workers", positive_int, 1, "client processes (default: 1)", metavar="N")
     add("--timeout", positive_float, 3600.0, "seconds from sending to the end of an answer (default: 3600)", "S")
     add("--retries", whole_number, 0, "tries after a failed connection, 429 or 503 (default: 0)", metavar="N")
+    add("--retry-refused", whole_number, 0, "tries after 429 or 503 alone, when Retry-After says (default: 0)", "N")
 
     add = OptionAdder(parser.add_argument_group("what counts"))
     add("--slo", _slo, None, "limits that a request must meet: ttft=500ms,tpot=50ms,e2e=10s", metavar="LIMITS")
@@ -112,6 +114,7 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         workers=arguments.workers,
         timeout=arguments.timeout,
         retries=arguments.retries,
+        retry_refused=arguments.retry_refused,
         control=control or {},
         endpoint=arguments.endpoint,
         stream=not arguments.no_stream,

@@ -19,6 +19,7 @@ def add_parser(commands: Commands) -> None:
     add = OptionAdder(parser)
     add("--url", server_url, None, "the server, if it has moved (default: as the run had it)", metavar="URL")
     add("--api-key", api_key, None, "sent as the bearer token", metavar="KEY")
+    add("--admin-key", api_key, None, "the same to a paged-engine's own routes, /engine; opens /v1 too", metavar="KEY")
     add("--json", Path, None, "write the figures to FILE", metavar="FILE")
     add("--no-plots", yes_or_no, False, "tables only")
 

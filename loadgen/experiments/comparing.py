@@ -14,6 +14,7 @@ from loadgen.experiments.compare import Repeat, comparison, interleaved, read_re
 from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
 from loadgen.experiments.sides import Side
 from loadgen.experiments.tables import explanation, findings, verdict_table
+from loadgen.keys import Keys
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import Document, document
 from loadgen.results.output import OutputError, check_writable, write_json
@@ -27,7 +28,7 @@ async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interr
     """Measure both sides in turn as often as asked, and report what is whole, whatever ended it early."""
     if arguments.json is not None:
         check_writable("--json", arguments.json, [Path(sides[0].settings.file)])
-    bench = Bench(stderr(), interrupt, arguments.api_key)
+    bench = Bench(stderr(), interrupt, Keys.of(arguments))
     repeats: int = arguments.repeat
     with run_folder(arguments.out) as folder:
         if there := next((path for path in folder.glob("[ab]-*.jsonl")), None):

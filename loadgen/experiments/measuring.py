@@ -14,6 +14,7 @@ from rich.console import Console
 from loadgen.client import open_http
 from loadgen.command import Interrupt
 from loadgen.engine_watch import CALL_TIMEOUT
+from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
 from loadgen.results.output import OutputError
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
@@ -31,8 +32,8 @@ def came_to_its_end(run: RunFile) -> bool:
 class Bench:
     """Measures runs until Ctrl-C, each on a fresh engine or on a server that is asked to forget its cache before."""
 
-    def __init__(self, console: Console, interrupt: Interrupt, api_key: str | None) -> None:
-        self._console, self._interrupt, self._api_key = console, interrupt, api_key
+    def __init__(self, console: Console, interrupt: Interrupt, keys: Keys) -> None:
+        self._console, self._interrupt, self._keys = console, interrupt, keys
 
     @property
     def stopped(self) -> bool:
@@ -46,7 +47,7 @@ class Bench:
         """One run. A file that is there is written anew. Raises as `perform` and `open_target`."""
         if settings.url is not None:
             await self.forgets(settings.url)
-        async with open_target(settings, self._console, self._api_key) as target:
+        async with open_target(settings, self._console, self._keys) as target:
             with self._interrupt.reported() as stop:
                 try:
                     return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
@@ -56,7 +57,8 @@ class Bench:
     async def forgets(self, url: str) -> bool:
         """Tell a paged-engine to forget its prefix cache; False: it is none, and what one run left the next finds."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
-            async with open_http(self._api_key) as http, http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT) as reply:
+            engine = open_http(self._keys.engine)
+            async with engine as http, http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT) as reply:
                 return reply.status == 200
         return False
 

@@ -23,6 +23,7 @@ from loadgen.experiments.sweep import (
     sweep_document,
 )
 from loadgen.experiments.sweep_report import draw, sentences, sweep_table
+from loadgen.keys import Keys
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import document
 from loadgen.results.output import check_writable, write_json
@@ -48,7 +49,7 @@ async def sweep(plan: Plan, arguments: argparse.Namespace, interrupt: Interrupt)
     """Measure what the folder does not hold yet, and report what there is, whatever ended it early."""
     if arguments.json is not None:
         check_writable("--json", arguments.json, [Path(plan.base.file)])
-    bench = Bench(stderr(), interrupt, arguments.api_key)
+    bench = Bench(stderr(), interrupt, Keys.of(arguments))
     with run_folder(arguments.out) as folder:
         runs = held(plan, folder)
         points = {load: read_point(load, run, plan.over) for load, run in runs.items()}

@@ -16,7 +16,7 @@ from loadgen.outcome import Outcome
 
 EVERY = 1.0  # seconds
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-_NO_ROUTE = (404, 405, 501)  # of an engine that takes no such word
+_NO_ROUTE = (401, 403, 404, 405, 501)  # of an engine that takes no such word, or not from us
 _IGNORED = (aiohttp.ClientError, TimeoutError, OSError)  # it is no part of the run
 
 

@@ -15,6 +15,8 @@ from loadgen.metrics.slo import Slo, overall
 from loadgen.metrics.window import WHOLE_RUN, Part, Window
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
 
+MOST_KINDS = 100  # of failures that are told apart: a server may have a code for each
+OTHERS = "other failures"
 _SEEN, _BROKEN = 1, 2  # of a session: it has a turn; not every turn was completed
 
 
@@ -27,6 +29,8 @@ class Sums:
     warmup: int = 0
     cooldown: int = 0
     retries: int = 0
+    refusals: int = 0
+    waited: float = 0.0
     interrupted_chunks: int = 0
     chunks: int = 0
     output_tokens: int = 0
@@ -57,6 +61,7 @@ class Figures:
         self.slo, self.window = slo, window
         self.sums = Sums()
         self.outcomes = Counter[Outcome]()
+        self.failures = Counter[str]()  # by kind
         self.token_sources = Counter[TokenSource]()
         self.distributions = Distributions()
         self._kept = Counter[str]()  # by the name of a limit
@@ -77,6 +82,11 @@ class Figures:
             return
         sums.turns += 1
         sums.retries += record.retries
+        sums.refusals += record.refusals
+        sums.waited += record.waited
+        if record.outcome.failed:
+            known = record.kind in self.failures or len(self.failures) < MOST_KINDS
+            self.failures[record.kind if known else OTHERS] += 1
         self.outcomes[record.outcome] += 1
         completed = record.outcome is Outcome.COMPLETED
         self._count_session(record.index, completed)
@@ -130,6 +140,7 @@ class Figures:
             raise ValueError(f"figures with limits {self.slo} and with {other.slo} do not merge")
         self.sums.merge(other.sums)
         self.outcomes.update(other.outcomes)
+        self.failures.update(other.failures)
         self.token_sources.update(other.token_sources)
         self.distributions.merge(other.distributions)
         self._kept.update(other._kept)
@@ -173,7 +184,7 @@ class Figures:
             "interrupted": outcomes[Outcome.INTERRUPTED],
             "interrupted_chunks": sums.interrupted_chunks,
             "not_reached": outcomes[Outcome.NOT_REACHED],
-            "failures": {str(outcome): count for outcome, count in sorted(outcomes.items()) if outcome.failed},
+            "failures": dict(sorted(self.failures.items())),
             "turns": sums.turns,
             "sent": sums.sent,
             "sessions": sessions,
@@ -181,6 +192,8 @@ class Figures:
             "warmup_requests": sums.warmup,
             "cooldown_requests": sums.cooldown,
             "retries": sums.retries,
+            "refusals": sums.refusals,
+            "refusal_wait_s": sums.waited,
             "duration": seconds,
             "total_input_tokens": input_tokens,
             "total_output_tokens": sums.output_tokens,

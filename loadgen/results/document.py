@@ -12,9 +12,10 @@ import msgspec
 from loadgen.agreement import Agreement, agreement
 from loadgen.arrivals import Poisson, parse_arrivals
 from loadgen.metrics.slo import Slo, parse_slo
-from loadgen.metrics.summary import Figures
+from loadgen.metrics.summary import MOST_KINDS, Figures
 from loadgen.metrics.window import WHOLE_RUN, Span, find_window, parse_span
-from loadgen.outcome import Outcome, RequestRecord
+from loadgen.outcome import RequestRecord
+from loadgen.request_ids import request_id
 from loadgen.results.notes import notes, warnings
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, KILLED, ResultError, RunEnd, RunFile
 from loadgen.results.series import Series
@@ -45,7 +46,7 @@ class Measured:
     figures: Figures
     whole: Figures  # with the warm-up and cool-down, as the server saw it
     series: Series
-    first_failures: Mapping[Outcome, RequestRecord]
+    first_failures: Mapping[str, RequestRecord]
 
     @property
     def end(self) -> RunEnd:
@@ -66,6 +67,15 @@ class Measured:
             "client": {"versions": header.versions, "machine": header.machine},
             "agreement": msgspec.to_builtins(agree),
             "warnings": warnings(self.run, summary, agree),
+            "first_failures": {
+                kind: {
+                    "session": record.session,
+                    "turn": record.turn,
+                    "detail": record.detail,
+                    "request_id": request_id(header.id, *record.key) if header.id and record.sent is not None else None,
+                }
+                for kind, record in sorted(self.first_failures.items())
+            },
             "notes": notes(self.run, summary, self.first_failures.values()),
         }
 
@@ -89,14 +99,14 @@ def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
     figures = Figures(slo, window)
     all_of_it = figures if whole else Figures()
     series = Series(_seconds(run))
-    first_failures: dict[Outcome, RequestRecord] = {}
+    first_failures: dict[str, RequestRecord] = {}
     for record in run.records():
         figures.add(record)
         if all_of_it is not figures:
             all_of_it.add(record)
         series.add(record)
-        if record.outcome.failed and record.detail:
-            first_failures.setdefault(record.outcome, record)
+        if record.outcome.failed and record.detail and len(first_failures) < MOST_KINDS:
+            first_failures.setdefault(record.kind, record)
     return Measured(run, figures, all_of_it, series, first_failures)
 
 

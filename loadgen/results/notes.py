@@ -44,7 +44,7 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list
 def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[RequestRecord]) -> list[str]:
     """The first failure of each kind in the server's own words, and what makes this run unlike another."""
     told = [
-        f"First '{record.outcome}': session {record.session} turn {record.turn}: {record.detail}"
+        f"First '{record.kind}': session {record.session} turn {record.turn}: {record.detail}"
         for record in first_failures
     ]
     if cut := summary["interrupted"]:
@@ -56,6 +56,11 @@ def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[Req
         told.append(f"{mismatches:,} prompts had another number of tokens, by the server's usage, than the trace asks.")
     if retries := summary["retries"]:
         told.append(f"Requests were tried again {retries:,} times; their latencies are from the first try.")
+    if refusals := summary.get("refusals"):
+        told.append(
+            f"The server refused {refusals:,} times (429 or 503) and was asked again after a wait, "
+            f"{summary['refusal_wait_s']:,.1f} s in all: that is in the latencies."
+        )
     if summary["warmup_requests"] or summary["cooldown_requests"]:
         told.append(
             f"Left out of the figures: {summary['warmup_requests']:,} requests of the warm-up, "

@@ -17,6 +17,7 @@ from loadgen.results.tables import (
     Table,
     agreement_table,
     engine_table,
+    failure_table,
     goodput_table,
     latency_table,
     outcome_table,
@@ -43,7 +44,7 @@ def print_measured(runs: Sequence[Measured], console: Console, plots: bool) -> N
     document = merged(runs)
     print_warnings(document, console)
     console.print(rich_table(run_table(document)))
-    left = [outcome_table(document), goodput_table(document), agreement_table(document)]
+    left = [outcome_table(document), failure_table(document), goodput_table(document), agreement_table(document)]
     _print_beside(left, [engine_table(document), server_table(document)], console)
     statistics = STATISTICS if console.width >= WIDE else FEWER_STATISTICS
     console.print(rich_table(latency_table(document, statistics)))

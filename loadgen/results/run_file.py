@@ -41,6 +41,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_fie
 
     format: str = FORMAT
     version: int = VERSION
+    id: str = ""  # what its requests' X-Request-Id begin with
     label: str
     settings: Settings
     started_at: str  # ISO 8601, UTC
@@ -250,9 +251,15 @@ class RunWriter:
 
     def __init__(self, path: Path, header: RunHeader, *, overwrite: bool = False) -> None:
         """Begin a file. Raises `ResultError` if it exists (unless `overwrite`) or cannot be written."""
-        self.path = path
+        self.path, self.run_id = path, header.id
         self._file = _alone(path, _opened(path, "wb" if overwrite else "xb"))
-        self._write(header)
+        try:
+            self._write(header)
+        except ResultError:  # without a header it would be no run's file, and in the way of the next
+            self.close()
+            if path.is_file():  # and no device
+                path.unlink()
+            raise
 
     @classmethod
     def resume(cls, path: Path, resumed: Resumed) -> Self:
@@ -260,7 +267,9 @@ class RunWriter:
         writer = cls.__new__(cls)
         writer.path = path
         writer._file = _alone(path, _opened(path, "r+b"))
-        writer._after_last_line(RunFile.read(path).torn)
+        run = RunFile.read(path)
+        writer.run_id = run.header.id
+        writer._after_last_line(run.torn)
         writer._write(resumed)
         return writer
 

@@ -157,6 +157,7 @@ def run_table(document: Document) -> Table:
         ("lengths times {}", settings["length_scale"] and f"{settings['length_scale']:.15g}"),
         ("until {}", settings["until"]),
         ("retries {}", settings["retries"] or None),
+        ("refusals tried again {} times at most", settings.get("retry_refused") or None),
     )
     control = ", ".join(f"{name} {text(value)}" for name, value in settings["control"].items())
     whose = "an engine of loadgen's own" if settings["engine_started_by_loadgen"] else None
@@ -212,8 +213,10 @@ def outcome_table(document: Document) -> Table:
         ("warmup_requests", "requests of the warm-up, left apart"),
         ("cooldown_requests", "requests of the cool-down, left apart"),
         ("retries", "requests sent again"),
+        ("refusals", "  after 429 or 503"),
+        ("refusal_wait_s", "  seconds waited for that, within the latencies"),
     ):
-        if summary[name]:
+        if summary.get(name):
             rows.append((title, text(summary[name])))
     rows += [
         ("wall time, first send to last response (s)", text(summary["duration"])),
@@ -240,6 +243,19 @@ def outcome_table(document: Document) -> Table:
         if name in summary:
             rows.append((title, text(summary[name], name)))
     return Table("Outcome", tuple(rows))
+
+
+def failure_table(document: Document) -> Table | None:
+    """How often each kind of failure came, and the request by which the first one is found in the server's logs."""
+    firsts = document.get("first_failures") or {}
+    rows = tuple(
+        (kind, text(count), firsts[kind]["request_id"] or "-")
+        for kind, count in document["summary"]["failures"].items()
+        if kind in firsts
+    )
+    if not any(row[2] != "-" for row in rows):
+        return None
+    return Table("Failures", rows, ("", "turns", "X-Request-Id of the first"))
 
 
 def goodput_table(document: Document) -> Table | None:
@@ -280,17 +296,20 @@ def latency_table(document: Document, statistics: Sequence[str] = STATISTICS) ->
 
 
 def engine_table(document: Document) -> Table | None:
-    """What the engine tells of itself; a column for each run where several were merged."""
+    """What the engine tells of itself; a column for each run where several were merged, or for each of its lives."""
     runs = document.get("runs", [document])
     engines = [run["engine"] or {} for run in runs]
     if not any(engines):
         return None
+    named = "run"
+    if len(runs) == 1 and (earlier := engines[0].get("earlier_lives")):
+        engines, named = [*earlier, engines[0]], "life"
     rows = tuple(
         (title, *(text(engine.get(name), name) for engine in engines))
         for name, title in ENGINE_ROWS
         if any(name in engine and (engine[name] or name not in ONLY_IF_ANY) for engine in engines)
     )
-    columns = () if len(runs) == 1 else ("", *(f"run {number}" for number in range(1, len(runs) + 1)))
+    columns = () if len(engines) == 1 else ("", *(f"{named} {number}" for number in range(1, len(engines) + 1)))
     return Table("Engine, from its step stream", rows, columns)
 
 

@@ -116,7 +116,7 @@ async def test_cancelled_while_it_starts() -> None:
 def test_the_command_is_the_engines_on_a_free_port() -> None:
     command = engine_command(["--model", "tiny"])
     assert Path(command[0]).name == "paged-engine"
-    assert command[1:] == ["serve", "--port", "0", "--model", "tiny"]
+    assert command[1:] == ["serve", "--port", "0", "--drain-timeout", "0", "--model", "tiny"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")

@@ -152,7 +152,7 @@ async def test_a_failed_turn_ends_its_session_and_every_turn_is_counted(run: Run
     )
     summary = ran.summary
     assert (summary["completed"], summary["failed"], summary["turns"]) == (1, 5, 6)
-    assert summary["failures"] == {"HTTP error": 2, "not sent: an earlier turn failed": 3}
+    assert summary["failures"] == {"HTTP 400": 2, "not sent: an earlier turn failed": 3}
     assert len(ran.server.served) == 3
     assert summary["p99_ttft_ms"] is None
 
@@ -178,7 +178,7 @@ async def test_failures_are_kept_apart(run: Runner) -> None:
 async def test_a_failed_request_frees_its_slot(run: Runner) -> None:
     trace = trace_of(*((0.0, [turn("a", 1)]) for _ in range(4)))
     ran = await run(trace, lambda _: Script(status=500, body={}), concurrency=1)
-    assert ran.summary["failures"] == {"HTTP error": 4}
+    assert ran.summary["failures"] == {"HTTP 500": 4}
 
 
 async def test_a_server_without_usage_is_counted_by_chunks_and_said_so(run: Runner) -> None:

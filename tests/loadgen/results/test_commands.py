@@ -94,7 +94,7 @@ def test_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path, a: str
     assert (code, err) == (0, "")
     assert re.search(r"ttft\.min +500\.0 +600\.0 +\+100\.0 +\+20\.0%", out)
     assert "A and B were asked for other things: speed." in out
-    assert "B: First 'HTTP error'" in out
+    assert "B: First 'HTTP 400'" in out
     assert json.loads(kept.read_text())["failed"] is False
 
 

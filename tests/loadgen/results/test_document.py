@@ -138,7 +138,7 @@ def test_notes(tmp_path: Path) -> None:
     end = msgspec.structs.replace(END, speed_changes=((2.0, 5.0), (3.0, 1.0)), notes=("of the run",))
     found = document(a_run(tmp_path, completed(retries=2, asked_input=9), failed(), failed(turn=2), end=end))
     assert found["notes"] == [
-        "First 'HTTP error': session s0 turn 1: 400: too [long]",
+        "First 'HTTP 400': session s0 turn 1: 400: too [long]",
         "1 prompts had another number of tokens, by the server's usage, than the trace asks.",
         "Requests were tried again 2 times; their latencies are from the first try.",
         "of the run",

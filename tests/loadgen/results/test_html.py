@@ -109,7 +109,7 @@ def test_what_was_written_by_others_is_text(tmp_path: Path) -> None:
 def test_failures_end_the_lines_of_the_percentiles(tmp_path: Path) -> None:
     words = page([a_run(tmp_path, completed(), failed())], merge=False)
     assert "TTFT: 1 requests, and 1 failed: the line ends there" in words
-    assert "First &#x27;HTTP error&#x27;: session s0 turn 1: 400: too [long]" in words
+    assert "First &#x27;HTTP 400&#x27;: session s0 turn 1: 400: too [long]" in words
 
 
 def test_warnings_come_before_the_figures(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ def test_no_figure_is_cut_off(tmp_path: Path, width: int) -> None:
 
 def test_failures_and_their_words(tmp_path: Path) -> None:
     out = printed([a_run(tmp_path, completed(), failed(), end=msgspec.structs.replace(END, notes=("a [note]",)))])
-    assert "First 'HTTP error': session s0 turn 1: 400: too [long]" in out
+    assert "First 'HTTP 400': session s0 turn 1: 400: too [long]" in out
     assert "Note: a [note]" in out
     assert "count failed turns as infinitely slow" in out
     assert cells(out, "sessions served whole") == ["0", "of", "1"]
-    assert cells(out, "HTTP error") == ["1"]
+    assert cells(out, "HTTP 400") == ["1"]
 
 
 def test_several_tokens_a_chunk_are_told(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_repeats_are_one(tmp_path: Path) -> None:
     out = printed(runs)
     assert cells(out, "turns completed") == ["1", "of", "2"]
     assert cells(out, "steps") == ["2", "2"]  # the engine's figures are each run's own
-    assert "1.jsonl: First 'HTTP error'" in out
+    assert "1.jsonl: First 'HTTP 400'" in out
     assert "no repeats" not in out
     other = a_run(tmp_path, completed(), end=engine, speed=2.0)
     assert "The merged runs are no repeats of each other: they differ in speed." in printed([runs[0], other])
