@@ -41,28 +41,30 @@ class Bodies:
             ApiError: 413 for one that is too large, 415 for a compressed one, 408 for one that does not come to its
                 end in time, 429 where other bodies hold the memory.
         """
-        most = self._limits.max_body if most is None else min(most, self._limits.max_body)
+        where = " here"
+        if most is None or most > self._limits.max_body:
+            most, where = self._limits.max_body, " (--max-body)"
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
         if encoding.strip().lower() != "identity":
             what = f"Content-Encoding: bodies are taken as they are, not compressed; got {encoding[:40]!r}"
             raise ApiError(what, status=415, code="unsupported_encoding")
         if (request.content_length or 0) > most:
-            raise _too_large(most)
+            raise _too_large(most, where)
         await _send_continue(request)
         seconds = self._limits.body_timeout
         try:
             async with asyncio.timeout(seconds or None):
-                body = await self._collect(request, most)
+                body = await self._collect(request, most, where)
         except TimeoutError:
             what = f"the body did not come to its end within {seconds:g} s"
             raise ApiError(what, status=408, code="request_timeout") from None
         return body
 
-    async def _collect(self, request: web.Request, most: int) -> bytes:
+    async def _collect(self, request: web.Request, most: int, where: str) -> bytes:
         body = bytearray()
         while piece := await request.content.readany():
             if len(body) + len(piece) > most:
-                raise _too_large(most)
+                raise _too_large(most, where)
             self._charge(request, values_bytes(piece))
             body += piece
         self._charge(request, BODY_BYTES + (_character_bytes(body) - 1) * len(body))
@@ -120,9 +122,9 @@ async def _send_continue(request: web.Request) -> None:
         request.writer.output_size = 0  # the answer itself has not begun
 
 
-def _too_large(most: int) -> ApiError:
+def _too_large(most: int, where: str) -> ApiError:
     size = next(
         (f"{most >> shift} {unit}" for shift, unit in ((20, "MiB"), (10, "KiB")) if most % (1 << shift) == 0),
         f"{most:,} bytes",
     )
-    return ApiError(f"the body is too large; at most {size} are taken", status=413, code="body_too_large")
+    return ApiError(f"the body is too large; at most {size} are taken{where}", status=413, code="body_too_large")
