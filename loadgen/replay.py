@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from loadgen.command import Interrupt, exit_code, stderr, stdout
 from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
 from loadgen.results.document import measure, merged
-from loadgen.results.output import OutputError, check_writable, write_json
+from loadgen.results.output import OutputError, check_writable, temporary_folder, write_json
 from loadgen.results.report import print_measured
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, ResultError, RunFile
 from loadgen.resumption import Past
@@ -29,8 +28,8 @@ from loadgen.target import Steering, Target, open_target
 def _places(out: Path | None, repeats: int) -> Iterator[list[Path]]:
     """Where the runs are kept: at --out, with a number if there are several, or only until the report is made."""
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
-            yield [Path(folder) / f"run-{number}.jsonl" for number in range(1, repeats + 1)]
+        with temporary_folder() as folder:
+            yield [folder / f"run-{number}.jsonl" for number in range(1, repeats + 1)]
         return
     if repeats == 1:
         yield [out]

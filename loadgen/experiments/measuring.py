@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +15,7 @@ from loadgen.command import Interrupt
 from loadgen.engine_watch import CALL_TIMEOUT
 from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
-from loadgen.results.output import OutputError
+from loadgen.results.output import OutputError, temporary_folder
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
 from loadgen.settings import Settings
 from loadgen.target import Steering, open_target
@@ -70,8 +69,8 @@ def run_folder(out: Path | None) -> Iterator[Path]:
     Raises `OutputError`.
     """
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
-            yield Path(folder)
+        with temporary_folder() as folder:
+            yield folder
         return
     try:
         out.mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ from loadgen.results.tables import (
     Table,
     agreement_table,
     engine_table,
+    failure_table,
     goodput_table,
     latency_table,
     outcome_table,
@@ -101,7 +102,7 @@ def _section(document: Document, runs: Sequence[Measured], heading: str) -> str:
     if len(runs) == 1:
         parts += ["<h2>Over time</h2>", _charts(charts.over_time(runs[0]))]
     stacks = (
-        (outcome_table(document), goodput_table(document), agreement_table(document)),
+        (outcome_table(document), failure_table(document), goodput_table(document), agreement_table(document)),
         (engine_table(document), server_table(document), server_latency_table(document)),
     )
     drawn = ("".join(_table(table) for table in stack if table is not None) for stack in stacks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,6 +64,19 @@ def write_json(flag: str, path: Path, document: dict[str, Any]) -> None:
     """A document as indented JSON. Raises `OutputError`."""
     with whole_file(flag, path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone after this. Raises `OutputError` where there is no room for one."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="loadgen-")
+    except OSError as error:
+        place = error.filename or "temporary files"
+        why = f"{place}: cannot be written: {error.strerror or error}; TMPDIR names another place"
+        raise OutputError(why) from None
+    with folder as path:
+        yield Path(path)
 
 
 @contextlib.contextmanager

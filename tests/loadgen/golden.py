@@ -129,6 +129,7 @@ class Served:
     received: float
     content_times: list[float] = field(default_factory=list)
     ended: float = 0.0
+    request_id: str | None = None
 
 
 class Noting(asyncio.Protocol):
@@ -200,6 +201,7 @@ class GoldenServer:
         connection = request.transport.get_protocol()
         assert isinstance(connection, Noting)
         served = Served(request.path, json.loads(body), connection.received)
+        served.request_id = request.headers.get("X-Request-Id")
         self.served.append(served)
         self.connections.add(connection)
         self.in_flight += 1

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,63 @@ async def test_a_disk_that_gets_full_keeps_the_report(tmp_path: Path, workers: i
     assert err.endswith(f"loadgen: {out_file}: cannot be written: File too large\n")
     assert "turns completed" in out
     assert out_file.stat().st_size == 8 * 1024
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 64 KiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if (mounted := subprocess.run(mount, capture_output=True, check=False)).returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_run_on_a_disk_that_gets_full_is_reported_and_gone_on_with(tmp_path: Path, tiny_disk: Path) -> None:
+    trace, run = write_trace(tmp_path / "t.jsonl", 120), tiny_disk / "run.jsonl"
+    filler = tiny_disk / "filler"
+    filler.write_bytes(b"x" * 48 * 1024)
+    async with GoldenServer(two_words) as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, "--out", run)
+        assert code == 2, err
+        assert err.endswith(f"loadgen: {run}: cannot be written: No space left on device\n")
+        assert "turns completed" in out
+        code, out, err = await loadgen("report", run)
+        assert code == 0, err
+        assert "The last line of the file was cut while it was written" in " ".join(out.split())
+        code, _, err = await loadgen("resume", run)  # still full: told, and nothing is lost of it
+        assert code == 2
+        assert f"{run}: cannot be written: No space left on device" in err
+        filler.unlink()
+        code, out, err = await loadgen("resume", run)
+        assert code == 0, err
+    assert "120 of 120" in out
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "--csv", "--vllm-json"])
+async def test_a_file_that_does_not_fit_leaves_what_was_there(tmp_path: Path, tiny_disk: Path, flag: str) -> None:
+    """Of a run whose file is elsewhere: neither a half of the new file nor a rest of it stays."""
+    trace, run, there = write_trace(tmp_path / "t.jsonl", 60), tmp_path / "run.jsonl", tiny_disk / "figures"
+    async with GoldenServer(two_words) as server:
+        assert (await loadgen("replay", trace, "--url", server.url, "--out", run))[0] == 0
+    there.write_text("as it was")
+    (tiny_disk / "filler").write_bytes(b"x" * 60 * 1024)  # a page is left, for the new file's beginning
+    code, _, err = await loadgen("report", run, flag, there)
+    assert (code, err) == (2, f"loadgen: {flag} {there}: cannot be written: No space left on device\n")
+    assert there.read_text() == "as it was"
+    assert sorted(path.name for path in tiny_disk.iterdir()) == ["figures", "filler"]
+
+
+async def test_a_run_that_has_no_room_to_begin_leaves_no_file_in_the_way(tmp_path: Path, tiny_disk: Path) -> None:
+    trace, run = write_trace(tmp_path / "t.jsonl", 1), tiny_disk / "run.jsonl"
+    (tiny_disk / "filler").write_bytes(b"x" * 64 * 1024)
+    async with GoldenServer(two_words) as server:
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--out", run)
+        assert (code, server.served) == (2, [])
+        assert f"{run}: cannot be written: No space left on device" in err
+        assert not run.exists()
 
 
 async def test_a_client_process_that_is_killed_keeps_the_report(tmp_path: Path) -> None:

@@ -335,6 +335,49 @@ async def test_overload_is_tried_again_counted_and_timed_from_the_first(status: 
     assert response.sent <= server.served[0].received
 
 
+async def test_a_refusal_is_a_failure_by_its_status_and_code_unless_it_is_to_be_tried_again() -> None:
+    full = Script(
+        status=429, body={"error": {"message": "4096 wait", "code": "queue_full"}}, headers={"Retry-After": "0.1"}
+    )
+    response, server = await ask(full)
+    assert (response.outcome, response.status, response.code) == (Outcome.HTTP_ERROR, 429, "queue_full")
+    assert (len(server.served), response.refusals) == (1, 0)
+    response, server = await ask([full, full, answer(["a"])], refused_retries=2, request_id="run-3-0")
+    assert (response.outcome, response.retries, response.refusals) == (Outcome.COMPLETED, 2, 2)
+    assert response.waited >= 0.2
+    assert response.ended is not None
+    assert response.sent is not None
+    assert response.ended - response.sent >= response.waited  # it is in the latency
+    assert [one.request_id for one in server.served] == ["run-3-0", "run-3-0-r1", "run-3-0-r2"]
+    response, server = await ask(full, refused_retries=1)
+    assert (response.outcome, response.refusals, len(server.served)) == (Outcome.HTTP_ERROR, 1, 2)
+
+
+async def test_refusals_alone_are_tried_again_where_that_is_asked() -> None:
+    response, server = await ask([Script(dropped=True), answer(["a"])], refused_retries=5)
+    assert (response.outcome, len(server.served)) == (Outcome.CUT, 1)
+
+
+async def test_a_server_that_asks_for_a_long_wait_is_believed_and_not_waited_for() -> None:
+    response, server = await ask([busy(retry_after="61"), answer(["a"])], refused_retries=1, timeout=3600.0)
+    assert (response.outcome, response.refusals, len(server.served)) == (Outcome.HTTP_ERROR, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ({"message": "it failed", "code": "step_failed"}, "step_failed"),
+        ({"message": "it failed", "code": 500}, ""),
+        ({"message": "it failed", "code": "a b\n"}, ""),
+        ({"message": "it failed", "code": "x" * 41}, ""),
+    ],
+)
+async def test_an_error_in_a_stream_has_the_servers_words_and_code(error: dict[str, Any], code: str) -> None:
+    response, _ = await ask(Script([role(), text("a"), Write(event({"error": error}))]))
+    assert (response.outcome, response.detail, response.code) == (Outcome.SERVER_ERROR, "it failed", code)
+    assert len(response.chunks) == 1
+
+
 async def test_retries_come_to_an_end() -> None:
     response, server = await ask(busy(), retries=2)
     assert (response.outcome, response.detail, response.status) == (Outcome.HTTP_ERROR, "429: busy", 429)

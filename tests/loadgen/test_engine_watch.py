@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from aiohttp import web
 from golden import GoldenServer, answer
-from steps import record, row, snapshot
+from steps import ENGINE, record, row, snapshot
 
 from engine.protocol import Control, Counters, Gap, Record, WasteLedger, encode
 from loadgen import engine_watch
 from loadgen.client import open_http
-from loadgen.engine_watch import EngineError, EngineWatch, read_snapshot, set_control
+from loadgen.engine_watch import EngineError, EngineWatch, KeyRefused, read_snapshot, set_control
 
 
 class GoldenEngine(GoldenServer):
@@ -124,6 +124,85 @@ async def test_an_unreadable_snapshot_is_an_error() -> None:
     async with server, open_http() as http:
         with pytest.raises(EngineError, match="not a snapshot of this protocol"):
             await read_snapshot(http, server.url)
+
+
+class Restarting(GoldenEngine):
+    """Its engine dies after each of its lives but the last; each is the records that it tells, from 1 on."""
+
+    def __init__(self, *lives: list[Record], stays_down: bool = False) -> None:
+        super().__init__([], 0)
+        self.lives, self.stays_down = lives, stays_down
+        self.life = self.refusals = 0
+        self.told = asyncio.Event()  # the last life's, or that there is none any more
+
+    async def _snapshot(self, _: web.Request) -> web.Response:
+        if self.refusals:
+            self.refusals -= not self.stays_down
+            if self.stays_down:
+                self.told.set()
+            return web.json_response({"error": {"message": "the engine is starting again"}}, status=503)
+        began = 100.0 * self.life
+        engine = msgspec.structs.replace(ENGINE, started=began, started_unix=1.0 + began, restarts=self.life)
+        seq = len(self.lives[-1]) if self.told.is_set() else 0
+        counters = Counters(steps=seq)
+        return web.Response(body=encode(snapshot(seq, began + seq, engine=engine, counters=counters)))
+
+    async def _steps(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["from"] == "1"
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        for item in self.lives[self.life]:
+            later = msgspec.structs.replace(item, time=item.time + 100.0 * self.life)
+            await reply.write(b"data: " + encode(later) + b"\n\n")
+        if self.life + 1 < len(self.lives) or self.stays_down:
+            self.life += not self.stays_down
+            self.refusals = 2
+            return reply
+        self.told.set()
+        await asyncio.sleep(3600)
+        return reply
+
+
+async def seen_to_the_end(engine: Restarting) -> tuple[EngineWatch, dict[str, Any]]:
+    async with engine, open_http() as http:
+        first = await read_snapshot(http, engine.url)
+        assert first is not None
+        watch = EngineWatch(http, engine.url, first)
+        await asyncio.wait_for(engine.told.wait(), 20)
+        return watch, await watch.finish()
+
+
+async def test_each_life_of_an_engine_has_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "RECONNECT_AFTER", 0.01)
+    watch, figures = await seen_to_the_end(Restarting(records(1, 2, 3), records(1, 2), records(1, 2, 3, 4, 5)))
+    # The event of the last life comes after its records are written, which the watch may read later: it catches up.
+    assert (figures["steps"], figures["restarts"], figures["records_lost"]) == (5, 2, 0)
+    assert [life["steps"] for life in figures["earlier_lives"]] == [3, 2]
+    assert [life["window_s"] for life in figures["earlier_lives"]] == [2.0, 1.0]
+    assert watch.began == 1.0
+
+
+async def test_an_engine_that_stays_down_has_the_figures_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_watch, "RECONNECT_AFTER", 0.01)
+    monkeypatch.setattr(engine_watch, "DOWN_TIMEOUT", 0.1)
+    _, figures = await seen_to_the_end(Restarting(records(1, 2, 3), stays_down=True))
+    assert (figures["steps"], figures["decode_tokens"], figures["window_s"]) == (3, 3, 2.0)
+    assert "restarts" not in figures
+
+
+@pytest.mark.parametrize(("key", "words"), [(None, "want an admin key; give it"), ("x", "refuse the key; give the")])
+async def test_a_locked_engine_names_the_flag(key: str | None, words: str) -> None:
+    async def locked(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=401)
+
+    server = GoldenServer(lambda _: answer(["x"]))
+    server.app.router.add_get("/engine/snapshot", locked)
+    server.app.router.add_patch("/engine/control", locked)
+    async with server, open_http(key) as http:
+        with pytest.raises(KeyRefused, match=words):
+            await read_snapshot(http, server.url)
+        with pytest.raises(KeyRefused, match=f"PATCH .* answered 401: .*{words} .*--admin-key"):
+            await set_control(http, server.url, {"batching": "static"})
 
 
 async def test_control_is_set_and_checked() -> None:

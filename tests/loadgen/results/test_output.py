@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from loadgen.results.output import OutputError, check_writable, whole_file, write_json
+from loadgen.results.output import OutputError, check_writable, temporary_folder, whole_file, write_json
 
 
 def test_a_document_is_written_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -86,3 +87,9 @@ def test_what_is_read_or_written_already_is_not_written_over(tmp_path: Path) -> 
     with pytest.raises(OutputError, match="is written for another option"):
         check_writable("--json", tmp_path / "new", [], [tmp_path / "new"])
     check_writable("--json", Path("/dev/null"), [], [Path("/dev/null")])
+
+
+def test_no_room_for_temporary_files_is_told_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(OutputError, match="none/loadgen-.*: cannot be written: No such file.*; TMPDIR names another"):
+        temporary_folder().__enter__()

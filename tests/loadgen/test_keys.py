@@ -1,0 +1,146 @@
+"""Keys: what each opens, and that they are in nothing that a run writes or shows to other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from golden import GoldenServer, Script, answer
+from steps import snapshot
+from test_breaking import loadgen, write_trace
+
+from engine.protocol import encode
+from loadgen.engine_process import process_tree
+from loadgen.keys import Keys
+
+
+def test_each_opens_what_the_other_does_not() -> None:
+    assert (Keys("a", "b").client, Keys("a", "b").engine) == ("a", "b")
+    assert (Keys("a").client, Keys("a").engine) == ("a", "a")
+    assert (Keys(None, "b").client, Keys(None, "b").engine) == ("b", "b")
+    assert "a-key" not in repr(Keys("a-key", "b-key"))
+
+
+class Locked(GoldenServer):
+    """A paged-engine with an admin key for its own routes, and for /v1 that or another."""
+
+    def __init__(self, client: str) -> None:
+        super().__init__(self._words, api_key=client)
+        self.app.router.add_get("/engine/snapshot", self._snapshot)
+        self.app.router.add_get("/engine/steps", self._steps)
+        self.refused = 0
+        self.stopped = asyncio.Event()
+
+    def _words(self, _: dict[str, Any]) -> Script:
+        return answer(["a", "b"])
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "golden", "owned_by": "paged-top"}]})
+
+    def _is_admin(self, request: web.Request) -> bool:
+        is_admin = request.headers.get("Authorization") == "Bearer admin-s3cret"
+        self.refused += not is_admin
+        return is_admin
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        return web.Response(body=encode(snapshot(0, 1.0))) if self._is_admin(request) else web.Response(status=401)
+
+    async def _steps(self, request: web.Request) -> web.StreamResponse:
+        if not self._is_admin(request):
+            return web.Response(status=401)
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        await asyncio.sleep(3600)
+        return reply
+
+
+def written(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_keys_open_their_routes_and_are_told_nowhere(tmp_path: Path, workers: int) -> None:
+    trace, out = write_trace(tmp_path / "t.jsonl", 6), tmp_path / "out"
+    out.mkdir()
+    lines: list[bytes] = []
+
+    async def look(process: asyncio.subprocess.Process) -> None:
+        while len(server.served) < 1:
+            await asyncio.sleep(0.01)
+        lines.extend(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in process_tree(process.pid))
+
+    async with Locked("client-s3cret") as server:
+        code, printed, err = await loadgen(
+            *("replay", trace, "--url", server.url, "--workers", workers),
+            *("--out", out / "run.jsonl", "--json", out / "figures.json"),
+            meanwhile=look,
+            LOADGEN_ADMIN_KEY="admin-s3cret",
+            LOADGEN_API_KEY="client-s3cret",
+        )
+    assert code == 0, err
+    assert server.refused == 0
+    assert json.loads((out / "figures.json").read_text())["engine"] is not None
+    assert len(lines) == 1 + (workers if workers > 1 else 0)
+    assert not any(b"s3cret" in data for data in (*lines, printed.encode(), err.encode(), written(out)))
+
+
+async def test_the_admin_key_opens_both(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 1)
+    async with Locked("admin-s3cret") as server:
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--admin-key", "admin-s3cret")
+    assert (code, server.refused) == (0, 0), err
+
+
+async def test_without_the_admin_key_a_run_has_no_engine_figures_and_says_so_before(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 2)
+    async with Locked("client-s3cret") as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, LOADGEN_API_KEY="client-s3cret")
+    assert code == 0, err
+    told = "No figures of the engine: its own routes want an admin key, and none was given (--admin-key)."
+    assert err.startswith(told)
+    assert told in " ".join(out.split())
+    assert server.refused == 1  # it was asked once
+
+
+async def test_a_refused_admin_key_ends_it_before_the_run(tmp_path: Path) -> None:
+    trace, out = write_trace(tmp_path / "t.jsonl", 2), tmp_path / "run.jsonl"
+    async with Locked("client-s3cret") as server:
+        code, printed, err = await loadgen(
+            *("replay", trace, "--url", server.url, "--out", out),
+            LOADGEN_API_KEY="client-s3cret",
+            LOADGEN_ADMIN_KEY="wr0ng",
+        )
+    assert (code, printed, server.served) == (3, "", [])
+    assert "the engine's own routes refuse the key; give the admin key with --admin-key" in err
+    assert "wr0ng" not in err
+    assert not out.exists()
+
+
+async def test_each_request_has_an_id_and_the_report_names_one_that_failed(tmp_path: Path) -> None:
+    trace, kept = write_trace(tmp_path / "t.jsonl", 8), tmp_path / "figures.json"
+    full = Script(status=429, body={"error": {"message": "full", "code": "queue_full"}})
+
+    def script(_: dict[str, Any]) -> Script:
+        return full if len(server.served) % 2 else answer(["a", "b"])
+
+    async with GoldenServer(script) as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, "--json", kept)
+        ids = [one.request_id for one in server.served]
+    assert code == 1, err
+    assert len(set(ids)) == 8
+    document = json.loads(kept.read_text())
+    assert document["summary"]["failures"] == {"HTTP 429 queue_full": 4}
+    first = document["first_failures"]["HTTP 429 queue_full"]
+    assert first["request_id"] in ids
+    assert first["request_id"].endswith(f"-{first['session'].removeprefix('s')}-0")
+    assert first["request_id"] in out
+    async with GoldenServer(script) as server:
+        code, out, _ = await loadgen("replay", trace, "--url", server.url, "--json", kept, "--retry-refused", 9)
+    summary = json.loads(kept.read_text())["summary"]
+    assert (code, summary["failures"]) == (0, {})
+    assert summary["refusals"] == summary["retries"] > 0
+    assert f"The server refused {summary['refusals']} times" in " ".join(out.split())
