@@ -209,7 +209,7 @@ def test_unknown_routes_and_methods(http) -> None:
     assert "/v2/nothing" in check_error(http.get("/v2/nothing"), 404, None)
     response = http.get(CHAT)
     assert "POST" in check_error(response, 405, None)
-    assert response.headers["allow"] == "POST"
+    assert response.headers["allow"] == "OPTIONS, POST"
 
 
 @pytest.mark.parametrize(
