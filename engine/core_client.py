@@ -102,6 +102,7 @@ class CoreProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),  # what libraries print there is not our output
+                stderr=sys.stderr.fileno(),  # also where ours was closed, and is /dev/null now
                 env={**without_secrets(os.environ), "TOKENIZERS_PARALLELISM": "false"},
             )
         self.socket = ours

@@ -248,6 +248,23 @@ def test_a_server_whose_log_nobody_reads_serves_on_and_ends(tmp_path) -> None:
         process.wait()
 
 
+def test_a_server_without_standard_error_serves(tmp_path) -> None:
+    command = [sys.executable, "-m", "engine.cli", "serve", "--port", "0", *SMALL, "--log-requests"]
+    process = subprocess.Popen(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        match = READY.match(process.stdout.readline())
+        assert httpx.get(f"{match[2]}/health", timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_an_allowance_is_so_many_in_so_many_seconds() -> None:
     allowance = Allowance(2, 60)
     assert [allowance.take(now) for now in (0, 1, 2, 59.9, 60, 61, 62)] == [0, 0, None, None, 2, 0, None]
