@@ -267,7 +267,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, tag="step"):
-    """What one step did. A step with no rows tells of changes made while nothing ran.
+    """What one step did. A step with no rows tells of changes made while nothing ran, or has a `fault`.
 
     `blocks` leaves out those that were being filled and still are: their filling follows from `rows`.
     """
