@@ -241,6 +241,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             )
         for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             check_token_ids(ids or (), name, vocab_size)
+        ends = len(set(self.stop_token_ids or ()))
+        if self.min_tokens and 2 * ends > vocab_size:  # none of them may come before: others must be left
+            raise ApiError(
+                f"stop_token_ids: at most half of the {vocab_size} tokens with min_tokens, got {ends}",
+                param="stop_token_ids",
+            )
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=0.0 if self.use_beam_search else _or(self.temperature, 1.0),

@@ -55,6 +55,8 @@ BAD_FIELDS = [
     (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]", "from 0 to 2147483647, got -1"),
     (CHAT, {"stop_token_ids": [999]}, "stop_token_ids", "vocabulary"),
     (CHAT, {"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens (8)"),
+    (CHAT, {"min_tokens": 1, "stop_token_ids": [*range(259)]}, "stop_token_ids", "half of the 259 tokens"),
+    (TEXT, {"min_tokens": 1, "stop_token_ids": [*range(257)]}, "stop_token_ids", "with min_tokens, got 257"),
     (CHAT, {"logprobs": 5}, "logprobs", "true or false, got 5"),
     (CHAT, {"top_logprobs": 5}, "top_logprobs", "logprobs is true"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20, got 21"),
