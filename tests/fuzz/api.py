@@ -43,7 +43,7 @@ class Run:
         self.failures: list[str] = []
         self.statuses: Counter[str] = Counter()
         self.labels: Counter[str] = Counter()
-        self.slowest = 0.0
+        self.slowest = (0.0, "")  # seconds, and of what
         self._save, self._seed, self._hang = save, seed, hang
         self._stated = Stated(served.get("/openapi.json"))
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class Run:
         with self._lock:
             self.statuses[outcome] += 1
             self.labels[attempt.label] += 1
-            self.slowest = max(self.slowest, seconds)
+            self.slowest = max(self.slowest, (seconds, attempt.label))
 
     def fail(self, attempt: Attempt, problem: str) -> None:
         with self._lock:
@@ -208,10 +208,11 @@ def summary(run: Run, seconds: float) -> str:
     for label, count in run.labels.items():
         kinds["by the schemas" if label.split()[0].isupper() else label] += count
     told = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    slowest, label = run.slowest
     usage = run.served.usage() if run.served.process.poll() is None else None
     used = f"; {usage.memory >> 20} MiB, {usage.files} open files in {usage.processes} processes" if usage else ""
     return (
-        f"{run.done:,} requests in {seconds:.0f} s, the slowest {run.slowest:.2f} s{used}\n"
+        f"{run.done:,} requests in {seconds:.0f} s, the slowest {slowest:.2f} s ({label}){used}\n"
         f"tried: {told}\ncame: {statuses}\n{len(run.failures)} failures"
     )
 

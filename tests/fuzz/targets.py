@@ -276,21 +276,25 @@ def _lengths_seeds() -> list[bytes]:
 # The engine's stream, and recordings of it
 
 
-def _stream(steps: int = 12) -> list[bytes]:
+def _stream(steps: int = 12) -> list[Snapshot | Record]:
     items = simulate(
         steps, blocks=40, max_model_len=512, rate=9.0, system_tokens=100, seed=3, host_blocks=8, forked=0.4,
         snapshot_every=5, aborts=0.2,
     )  # fmt: skip
-    return [encode(item) for item in items]
+    return list(items)
 
 
 def _stream_seeds() -> list[bytes]:
-    lines = _stream()
-    gap = encode(Gap(3, 4))
+    items = _stream()
+    lines = [encode(item) for item in items]
+    gap, first = encode(Gap(3, 4)), items[0]
+    assert isinstance(first, Snapshot)
+    again = msgspec.structs.replace(first, engine=msgspec.structs.replace(first.engine, started=2000.0, restarts=1))
     return [
         b"\n".join(lines) + b"\n",
         b"\n".join(lines[:4]) + b"\n",
         b"\n".join((*lines[:3], gap, *lines[6:9])) + b"\n",
+        b"\n".join((*lines[:3], encode(again), *lines[1:5])) + b"\n",
     ]
 
 
@@ -319,6 +323,9 @@ class _Engine:
             if isinstance(item, Snapshot):
                 return item
         raise Unreachable("it has told all")
+
+    async def failure(self) -> str:
+        return "it was killed"
 
     async def steps(self, first: int) -> AsyncIterator[Record | Gap]:
         while self._items and not isinstance(self._items[0], Snapshot):
