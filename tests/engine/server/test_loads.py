@@ -102,5 +102,7 @@ def test_so_many_loads_and_no_more(http: httpx.Client) -> None:
 
 
 def test_routes_that_are_not_there_say_what_is(http: httpx.Client) -> None:
-    assert http.post("/engine/loads").json()["error"]["message"] == "POST is not allowed here; allowed: GET, HEAD, OPTIONS"
-    assert http.get("/engine/loads/a").json()["error"]["message"] == "GET is not allowed here; allowed: DELETE, PUT"
+    message = http.post("/engine/loads").json()["error"]["message"]
+    assert message == "POST is not allowed here; allowed: GET, HEAD, OPTIONS"
+    message = http.get("/engine/loads/a").json()["error"]["message"]
+    assert message == "GET is not allowed here; allowed: DELETE, OPTIONS, PUT"
