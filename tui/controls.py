@@ -39,7 +39,7 @@ class Keyed:
 
     @property
     def allowed(self) -> str:
-        return " / ".join(map(word, self.choices))
+        return (" / " if len(self.choices) < 4 else "/").join(map(word, self.choices))
 
 
 @dataclass(frozen=True, slots=True)

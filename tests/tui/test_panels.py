@@ -194,6 +194,8 @@ def test_what_was_not_measured_is_a_dash(frames):
         (Link("live"), "● live"),
         (Link("connecting", "nothing answers there", 3.0), "connecting, 3.0 s"),
         (Link("reconnecting", "cut", 12.0), "reconnecting since 12 s"),
+        (Link("down", "it was killed", 3.1), "engine down for 3.1 s: it was killed"),
+        (Link("locked", "needs an admin key: --admin-key", 3.1), "needs an admin key: --admin-key"),
         (Link("foreign", "HTTP 404"), "not an engine"),
         (Link("live", lost=1200), "gap of 1,200 records"),
         (Link("live", silent=12.0), "● no record for 12 s"),

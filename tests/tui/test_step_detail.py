@@ -117,3 +117,17 @@ def test_details_fit_narrow_overlays(busy, recording):
             title, lines = batch.detail(frame, width, LOOK)
             assert title
             assert all(length(line) <= 3 * width for line in lines)
+
+
+def test_a_fault_and_whom_it_cost_the_answer_come_first_and_by_name(busy, recording):
+    record = next(record for record in recording[1:] if record.left)
+    lost = record.left[0].request
+    failed = msgspec.structs.replace(record.left[0], reason="error")
+    fault = "out of memory in the step: computed in 2 parts, and one request did not fit"
+    faulty = msgspec.structs.replace(record, fault=fault, left=(failed, *record.left[1:]))
+    shown = told(busy, faulty, width=60)
+    assert shown.splitlines()[0].startswith(" fault ")
+    assert fault in " ".join(line[13:] for line in shown.splitlines()[:3])
+    assert entry(shown, "failed").endswith("its answer ended with an error")
+    assert lost.endswith(entry(shown, "failed").split()[0])
+    assert " fault " not in told(busy, record)

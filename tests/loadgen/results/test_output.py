@@ -91,5 +91,5 @@ def test_what_is_read_or_written_already_is_not_written_over(tmp_path: Path) -> 
 
 def test_no_room_for_temporary_files_is_told_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(OutputError, match="none/loadgen-.*: cannot be written: No such file.*; TMPDIR names another"):
+    with pytest.raises(OutputError, match=r"none/loadgen-.*: cannot be written: No such file.*; TMPDIR names another"):
         temporary_folder().__enter__()
