@@ -39,8 +39,9 @@ from engine.protocol import (
 )
 from engine.rates import Rates
 from engine.request import DEFAULT_SCHEDULING, Request
+from engine.request_events import Events
 from engine.sampling_params import SamplingParams, SchedulingParams
-from engine.scheduler import Events, Scheduler
+from engine.scheduler import Scheduler
 
 MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
 

@@ -10,45 +10,20 @@ import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-import msgspec
 
 from engine.beam_search import BeamGroup, Continuation
 from engine.block_pool import IllegalState
-from engine.kv_manager import NOTHING, KVManager, Loss, Prefix, blocks_for
+from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
 from engine.messages import BeamOutput
 from engine.plan import PlannedRow, StepPlan, StepResult
-from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Preempted, PreemptedBy, Wait
+from engine.preemption import preempt, recompute_after_all
+from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Wait
 from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
+from engine.request_events import EndedEarly, Events
 from engine.row_shares import RowShares
 from engine.step_planner import StepPlanner
 from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key, turn_key
-
-
-class Events:
-    """What happened to requests since the last record."""
-
-    def __init__(self) -> None:
-        self.arrived: list[Arrived] = []
-        self.joined: list[Joined] = []
-        self.preempted: list[Preempted] = []
-        self.held: list[Left] = []
-        self.left: list[Left] = []
-        self.released: list[str] = []
-        self.unreserved: list[str] = []
-
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-
-class EndedEarly(NamedTuple):
-    """A request that ended outside its own step, and that its sender must be told of; `error` explains an `error`."""
-
-    request: Request
-    reason: FinishReason
-    error: str | None = None
 
 
 class Scheduler:
@@ -239,9 +214,9 @@ class Scheduler:
         moved_out = [request for request in self.waiting if not hosts.isdisjoint(request.host_table)]
         self.kv.settle(moved=False)
         for request in moved_out:
-            self._recompute(request)
+            recompute_after_all(self, request)
         names = {request.id for request in holding}
-        self.events.joined = [_unmoved(one) if one.request in names else one for one in self.events.joined]
+        self.events.not_moved(names)
         self._lose(holding, dict.fromkeys(names, why))
         self._end_marked()
 
@@ -265,17 +240,6 @@ class Scheduler:
                 self._end_early(request, "error", why[request.id])
                 if request.beams is None:
                     self.ended_early.append(EndedEarly(request, "error", why[request.id]))
-
-    def _recompute(self, request: Request) -> None:
-        """Its KV never came to host memory: it was preempted by recomputing after all."""
-        self.waiting.remove(request)
-        request.lost = request.num_swapped
-        self.kv.free(request)
-        self.waiting.add(request)
-        told = {"lost_tokens": request.lost, "by": "recompute", "swapped_blocks": 0}
-        self.events.preempted = [
-            msgspec.structs.replace(one, **told) if one.request == request.id else one for one in self.events.preempted
-        ]
 
     def _commit_decodes(
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
@@ -314,43 +278,8 @@ class Scheduler:
     # Running and waiting
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks, and those of all beams with it; its tokens stay. Their KV is moved to
-        host memory, or computed again when it resumes."""
-        members = self.members(request)
-        losses = self.kv.losses(members)
-        costs = [self._costs(loss) for loss in losses]
-        by = self._preempted_by(losses, costs)
-        for member, (recompute, swap) in zip(list(members), costs, strict=True):
-            lost, moved = member.num_computed, 0
-            self.running.remove(member)
-            if by == "swap":
-                moved, lost = self.kv.swap_out(member), 0
-            else:
-                self.kv.free(member)
-            member.cached, member.lost = 0, lost
-            member.preemptions += 1
-            self.waiting.add(member)
-            self.events.preempted.append(Preempted(member.id, lost, by, moved, recompute, swap))
-
-    def _costs(self, loss: Loss) -> tuple[float | None, float | None]:
-        """Seconds to recompute what is lost, and to swap it out and in."""
-        swap = self.rates.swap_seconds(loss.blocks_out + loss.blocks_in) if self.kv.host.num_blocks else None
-        return self.rates.recompute_seconds(loss.tokens), swap
-
-    def _preempted_by(self, losses: Sequence[Loss], costs: Sequence[tuple[float | None, float | None]]) -> PreemptedBy:
-        """By cost where that is left open; swapping is tried once to be measured."""
-        wanted = sum(loss.blocks_out for loss in losses)
-        if not any(loss.tokens for loss in losses) or wanted > self.kv.host.num_free:
-            return "recompute"
-        if self.control.preempt != "auto":
-            return self.control.preempt
-        recompute = swap = 0.0
-        for to_compute, to_move in costs:
-            if to_compute is None or to_move is None:
-                return "swap"
-            recompute += to_compute
-            swap += to_move
-        return "swap" if swap < recompute else "recompute"
+        """See `engine.preemption`."""
+        preempt(self, request)
 
     def reads_cache(self, request: Request) -> bool:
         """Whether it may start on cached blocks; one that wants its prompt scored must compute all of it."""
@@ -628,19 +557,6 @@ class Scheduler:
         self.row_shares.went(request.scheduling.client, self._now)
         self.kv.free(request)
         del self.requests[request.id]
-
-
-def _unmoved(joined: Joined) -> Joined:
-    """What a request joined with when nothing could be copied for it or brought back."""
-    found = joined.cached_tokens - joined.copied_tokens
-    return msgspec.structs.replace(
-        joined,
-        cached_tokens=found,
-        decoded_tokens=min(found, joined.decoded_tokens),
-        copied_tokens=0,
-        swapped_tokens=0,
-        swapped_blocks=0,
-    )
 
 
 def _running_key(control: Control) -> Callable[[Request], Key]:
