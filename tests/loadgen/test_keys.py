@@ -122,7 +122,8 @@ async def test_a_refused_admin_key_ends_it_before_the_run(tmp_path: Path) -> Non
 
 async def test_each_request_has_an_id_and_the_report_names_one_that_failed(tmp_path: Path) -> None:
     trace, kept = write_trace(tmp_path / "t.jsonl", 8), tmp_path / "figures.json"
-    full = Script(status=429, body={"error": {"message": "full", "code": "queue_full"}})
+    error = {"error": {"message": "full", "code": "queue_full"}}
+    full = Script(status=429, body=error, headers={"Retry-After": "0.05"})
 
     def script(_: dict[str, Any]) -> Script:
         return full if len(server.served) % 2 else answer(["a", "b"])
