@@ -16,11 +16,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fuzz.attempt import ENDLESS, Answer, Attempt, Hangs, make
-from tests.fuzz.by_schema import Enough, draw
+from tests.fuzz.by_schema import drawn
 from tests.fuzz.request_maker import RequestMaker
 from tests.fuzz.served import Served, Usage
 from tests.fuzz.stated import Stated
@@ -33,6 +33,10 @@ MOST_FAILURES = 20
 MEMORY_GROWTH = 1.15  # of the server's, from after the warm-up to the end
 MEMORY_NOISE = 48 << 20  # bytes that it may have grown by in any case
 _ERROR_FIELDS = {"message", "type", "param", "code"}
+
+
+class Enough(Exception):
+    """So much has failed that more would tell nothing."""
 
 
 class Run:
@@ -62,7 +66,7 @@ class Run:
         return threads
 
     def put(self, attempt: Attempt) -> None:
-        """Raises Enough once so much has failed that more would tell nothing."""
+        """Raises Enough."""
         if len(self.failures) >= MOST_FAILURES:
             raise Enough
         self._queue.put(attempt)
@@ -180,18 +184,26 @@ def fuzz(served: Served, count: int, seed: int, clients: int, hang: float, save:
         run.put(attempt)
     run.idle()
     before = served.at_rest()
-    with contextlib.suppress(Enough), ThreadPoolExecutor(1) as beside:
-        drawing = beside.submit(draw, document, by_schema, seed, run.put)
-        for attempt in itertools.islice(made, count - warm_up - by_schema):
-            run.put(attempt)
-        drawn = drawing.result()
-        for attempt in itertools.islice(made, by_schema - drawn):  # where the schemas left less to be drawn
+    by_schemas = drawn(document, by_schema, seed)
+    others = made_each(made, (count - warm_up - by_schema) / by_schema if by_schema else 0.0)
+    both = itertools.chain.from_iterable((attempt, *next(others)) for attempt in by_schemas)
+    with contextlib.closing(by_schemas), contextlib.suppress(Enough):
+        for attempt in itertools.islice(itertools.chain(both, made), count - warm_up):
             run.put(attempt)
     run.finish(threads)
     run.failures += served.problems()
     run.failures += served.settled(before)
     run.failures += grown(before, served.usage())
     return run
+
+
+def made_each(made: Iterator[Attempt], share: float) -> Iterator[tuple[Attempt, ...]]:
+    """As many at a time as come upon one of the others."""
+    owed = 0.0
+    while True:
+        owed += share
+        yield tuple(itertools.islice(made, int(owed)))
+        owed -= int(owed)
 
 
 def grown(before: Usage, after: Usage) -> list[str]:

@@ -76,7 +76,10 @@ def make(attempt: Attempt, address: tuple[str, int], limit: float) -> Answer:
         answer = _read(sender, attempt, began + limit)
         if answer.problem and problem:
             answer = answer._replace(problem=f"{problem}, then {answer.problem}")
-        return answer._replace(seconds=time.monotonic() - began)
+        answer = answer._replace(seconds=time.monotonic() - began)
+        if answer.seconds > limit:
+            raise TimeoutError
+        return answer
     except TimeoutError:
         raise Hangs(f"no whole answer in {limit:g} s") from None
     finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import requests
@@ -16,15 +19,27 @@ from tests.fuzz.attempt import Attempt
 HOST = "http://localhost"
 
 
-class Enough(Exception):
-    """No more attempts are wanted."""
-
-
-def draw(document: dict[str, Any], count: int, start: int, take: Callable[[Attempt], None]) -> int:
-    """Give `take` about `count` attempts, shared among what can be drawn; returns how many. `take` may raise Enough.
-
-    An operation that takes nothing is asked once: there is one way only.
+def drawn(document: dict[str, Any], count: int, start: int) -> Iterator[Attempt]:
+    """About `count` attempts, shared among what can be drawn. A process of its own draws them, and they come as it
+    does: in this one clients measure how long answers take.
     """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    work = multiprocessing.get_context("spawn").Process(
+        target=_draw_all, args=(document, count, start, sender), daemon=True
+    )
+    work.start()
+    sender.close()
+    try:
+        while (attempt := receiver.recv()) is not None:
+            yield attempt
+    finally:
+        work.kill()
+        work.join()
+        receiver.close()
+
+
+def _draw_all(document: dict[str, Any], count: int, start: int, sender: Connection) -> None:
+    """Sends each attempt, and then None. An operation that takes nothing is asked once: there is one way only."""
     schema = schemathesis.openapi.from_dict(document)
     wanted = []
     for result in schema.get_all_operations():
@@ -32,20 +47,14 @@ def draw(document: dict[str, Any], count: int, start: int, take: Callable[[Attem
         takes = bool(list(operation.iter_parameters())) or bool(operation.body)
         wanted += [(operation, mode, takes) for mode in GenerationMode if takes or mode is GenerationMode.POSITIVE]
     each = max(1, count // max(1, sum(takes for _, _, takes in wanted)))
-    drawn = 0
     for operation, mode, takes in wanted:
-        try:
-            drawn += _draw(operation, mode, each if takes else 1, start, take)
-        except Unsatisfiable:  # nothing can be wrong with it, as with an id that may be any text
-            continue
-        except Enough:
-            break
-    return drawn
+        with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with it, as with an id that may be any text
+            _draw(operation, mode, each if takes else 1, start, sender.send)
+    sender.send(None)
 
 
-def _draw(operation: Any, mode: GenerationMode, count: int, start: int, take: Callable[[Attempt], None]) -> int:
+def _draw(operation: Any, mode: GenerationMode, count: int, start: int, take: Callable[[Attempt], None]) -> None:
     label = f"{operation.method.upper()} {operation.path} {mode.name.lower()}"
-    drawn = 0
 
     @seed(start)
     @settings(
@@ -57,14 +66,11 @@ def _draw(operation: Any, mode: GenerationMode, count: int, start: int, take: Ca
     )
     @given(operation.as_strategy(generation_mode=mode))
     def give(case: Any) -> None:
-        nonlocal drawn
         attempt = attempt_of(case, label, (operation.method, operation.path))
         if attempt is not None:
-            drawn += 1
             take(attempt)
 
     give()
-    return drawn
 
 
 def attempt_of(case: Any, label: str, operation: tuple[str, str]) -> Attempt | None:
