@@ -48,6 +48,7 @@ from engine.watchdog import HUNG
 
 Sink = Callable[[Output], None]
 IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
+LAST_SECONDS = 0.8  # between the end of a core's socket and that of its process, which tells what it died of
 _log = logging.getLogger(__name__)
 _decode_request_tokens = msgspec.json.Decoder(RequestTokens).decode
 _decode_block_tokens = msgspec.json.Decoder(BlockTokens).decode
@@ -114,7 +115,9 @@ class CoreProcess:
         if code is None:
             return "the engine process closed its connection"
         if code < 0:
-            name = signal.Signals(-code).name
+            name = f"signal {-code}"
+            with contextlib.suppress(ValueError):  # most real-time signals have no name
+                name = signal.Signals(-code).name
             hint = "; perhaps the machine ran out of memory" if -code == signal.SIGKILL else ""
             return f"the engine process was killed by {name}{hint}"
         if code == HUNG:
@@ -165,16 +168,13 @@ class CoreClient:
         """Requests that have not ended; a beam search counts once."""
         return len(self._live)
 
-    def lives(self, name: str) -> bool:
-        """Whether a live request, or a live answer, is called so."""
-        return any(name in (request, live.answer) for request, live in self._live.items())
-
     def drain(self) -> None:
         """Take no more requests."""
         self._draining = True
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
-        """Read frames until the socket ends; then fail whatever still waits. The process is gone when this returns."""
+        """Read frames until the socket ends; then fail whatever still waits. The process is gone when this returns:
+        the next one needs what it holds."""
         self._core.socket.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=self._core.socket, limit=1 << 20)
         try:
@@ -186,11 +186,11 @@ class CoreClient:
             self._fatal = Fatal(f"what the engine told could not be taken: {error}", unusable=False)
             self._core.process.kill()
         try:
-            await asyncio.to_thread(self._core.process.wait, 2.0)
+            await asyncio.to_thread(self._core.process.wait, LAST_SECONDS)
         except subprocess.TimeoutExpired:
             self._core.process.kill()
-            await asyncio.to_thread(self._core.process.wait)
         self._fail()
+        await asyncio.to_thread(self._core.process.wait)  # a driver may hold it for long
 
     async def _read(self, reader: asyncio.StreamReader, on_ready: Callable[[Ready], None]) -> None:
         splitter = FrameSplitter()

@@ -1,0 +1,65 @@
+"""The API process's end of a core that dies: how that is told, and that nobody waits for the dead."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from engine import core_client
+from engine.config import EngineConfig
+from engine.core_client import CoreClient, CoreProcess, EngineDiedError
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV"), (signal.SIGRTMIN + 6, f"signal {signal.SIGRTMIN + 6}")],
+)
+def test_whatever_signal_kills_it_is_told(number: int, told: str) -> None:
+    core = CoreProcess(EngineConfig())
+    core.process.send_signal(number)
+    core.process.wait()
+    assert core.ending().startswith(f"the engine process was killed by {told}")
+    core.stop(0)
+
+
+class Lingering:
+    """Stands in for a process that cannot be killed at once, as one does whose GPU's driver holds it."""
+
+    def __init__(self) -> None:
+        self.is_killed = False
+        self.gone = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.gone.wait(timeout):
+            raise subprocess.TimeoutExpired("core", timeout or 0)
+        return -signal.SIGKILL
+
+    def poll(self) -> int | None:
+        return -signal.SIGKILL if self.gone.is_set() else None
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+async def test_whoever_waits_is_told_before_the_process_is_gone(monkeypatch) -> None:
+    monkeypatch.setattr(core_client, "LAST_SECONDS", 0.01)
+    core = CoreProcess.__new__(CoreProcess)
+    core.socket, theirs = socket.socketpair()
+    core.process = process = Lingering()
+    client = CoreClient(core, lambda seq, json: None)
+    running = asyncio.create_task(client.run(lambda ready: None))
+    await asyncio.sleep(0)  # it connects
+    while client._writer is None:
+        await asyncio.sleep(0)
+    asked = asyncio.create_task(client.snapshot())
+    await asyncio.sleep(0)
+    theirs.close()
+    with pytest.raises(EngineDiedError, match="closed its connection"):
+        await asked
+    assert process.is_killed
+    assert not running.done()  # what it holds, the next one needs
+    process.gone.set()
+    await running
