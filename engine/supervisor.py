@@ -61,7 +61,7 @@ class Supervisor:
         self._ending = False
 
     def end(self) -> None:
-        """The next death is meant: start nothing after it."""
+        """Start nothing from now on; `run` returns at the next death."""
         self._ending = True
 
     @property
@@ -69,17 +69,17 @@ class Supervisor:
         return 0 if self.last is None else self.last.number
 
     async def run(self) -> None:
-        """Until `end`, or until it is cancelled. Raises GaveUp."""
+        """Until a death after `end`, or until it is cancelled. Raises GaveUp."""
         in_a_row = failed_starts = 0
         while True:
-            begun = time.monotonic()
             client = await self._serve(self.core)
             death = client.death
             assert death is not None, "a core's client ends with its core"
             if self._ending:
                 return
             has_served = client.info is not None
-            in_a_row = 1 if has_served and time.monotonic() - begun >= STEADY else in_a_row + 1
+            is_steady = client.info is not None and time.monotonic() - client.info.started >= STEADY
+            in_a_row = 1 if is_steady else in_a_row + 1
             failed_starts = 0 if has_served else failed_starts + 1
             if client.in_force is not None:
                 self._config = msgspec.structs.replace(self._config, control=client.in_force.control)
@@ -90,6 +90,8 @@ class Supervisor:
                 message = f"{death}; another one is started{f' in {wait:g} s' if wait else ''}"
                 log.say(message, level=logging.ERROR, name="engine_died", deaths=self.deaths, wait=wait)
                 await asyncio.sleep(wait)
+                if self._ending:
+                    return
                 try:
                     self.core = self._start(msgspec.structs.replace(self._config, restarts=self.deaths))
                     break

@@ -51,6 +51,7 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
         await asyncio.wait({supervising, asking}, return_when=asyncio.FIRST_COMPLETED)
         if supervising.done():
             return _given_up(supervising)
+        supervisor.end()
         await _drain(service, asked, settings.recovery.drain_timeout)
         return 0
     finally:
@@ -60,7 +61,6 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
             service.client.end_streams()
         service.hub.close()
         await runner.cleanup()
-        supervisor.end()
         if service.client is not None:
             await service.client.shutdown()
         supervising.cancel()  # it may wait to start another one
@@ -106,6 +106,8 @@ async def _drain(service: Service, asked: _Asked, seconds: float) -> None:
     await asyncio.wait({again, ending}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
     ending.cancel()
+    if client.death is not None:
+        log.say(f"{client.death}; none is started, for the server stops", level=logging.ERROR, name="engine_died")
 
 
 def _given_up(supervising: asyncio.Task[None]) -> int:

@@ -5,6 +5,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from engine import supervisor
 from engine.config import EngineConfig
@@ -14,6 +15,7 @@ from engine.server.settings import Recovery
 from engine.supervisor import BACK_OFF, GaveUp, Supervisor
 
 INFO = EngineInfo("tiny", "float32", "cpu", 16, 8, 64, 64, "0")
+LOADING = 100.0  # seconds, which do not count as served
 STATIC = Control(batching="static")
 
 
@@ -33,16 +35,20 @@ class Trial:
         self.lives = iter(lives)
         self.started, self.slept, self.now = [], [], 0.0
         self.lasting, self.failing = lasting, failing_starts
+        self.ends_asleep = False
         self.supervisor = Supervisor(EngineConfig(), Recovery(most), "first", self.serve, self.start)
         monkeypatch.setattr(supervisor.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(supervisor.asyncio, "sleep", self.sleep)
 
     async def serve(self, core):
-        self.now += self.lasting
+        self.now += LOADING
         life = next(self.lives, None)
         if life is None:
             self.supervisor.end()
             return dead()
+        if life.info is not None:
+            life.info = replace(life.info, started=self.now)
+            self.now += self.lasting
         return life
 
     def start(self, config):
@@ -54,6 +60,8 @@ class Trial:
 
     async def sleep(self, seconds):
         self.slept.append(seconds)
+        if self.ends_asleep:
+            self.supervisor.end()
 
     def run(self):
         asyncio.run(self.supervisor.run())
@@ -115,3 +123,10 @@ def test_and_given_up_like_any_other(monkeypatch) -> None:
     trial = Trial([dead()], monkeypatch, most=3, failing_starts=9)
     with pytest.raises(GaveUp, match=r"cannot be started: .* 3 starts in a row failed"):
         trial.run()
+
+
+def test_nothing_is_started_for_a_server_that_stops_meanwhile(monkeypatch) -> None:
+    trial = Trial([dead()] * 3, monkeypatch)
+    trial.ends_asleep = True
+    trial.run()
+    assert (trial.slept, trial.started) == ([BACK_OFF[0]], [])
