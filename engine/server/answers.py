@@ -134,22 +134,18 @@ async def stream(
     running_usage = options is not None and with_usage and bool(options.continuous_usage_stats)
     events = EventStream(request)
     with suppress(ConnectionResetError), noted(request, generation):
-        try:  # if the client leaves, closing the generation aborts its requests
-            async with aclosing(generation.pieces()) as pieces:
-                async for piece in pieces:
-                    chunk = {**head, "choices": [choice_of(piece)]}
-                    if running_usage:
-                        chunk["usage"] = _usage_so_far(piece.choice)
-                    elif with_usage:
-                        chunk["usage"] = None
-                    await events.data(msgspec.json.encode(chunk))
-            if with_usage:
-                await events.data(msgspec.json.encode({**head, "choices": [], "usage": total_usage(generation)}))
-            await events.done()
-        except ApiError as error:
-            if not events.begun:
-                raise
-            await events.fail(error)
+        # If the client leaves, closing the generation aborts its requests.
+        async with aclosing(generation.pieces()) as pieces:
+            async for piece in pieces:
+                chunk = {**head, "choices": [choice_of(piece)]}
+                if running_usage:
+                    chunk["usage"] = _usage_so_far(piece.choice)
+                elif with_usage:
+                    chunk["usage"] = None
+                await events.data(msgspec.json.encode(chunk))
+        if with_usage:
+            await events.data(msgspec.json.encode({**head, "choices": [], "usage": total_usage(generation)}))
+        await events.done()
     return events.response
 
 

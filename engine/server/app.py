@@ -13,6 +13,7 @@ from engine.core_client import EngineDiedError
 from engine.server.access import Gate, client_name
 from engine.server.connections import on_prepare
 from engine.server.errors import ApiError, stamp
+from engine.server.events import take_stream
 from engine.server.reading import on_expect
 from engine.server.request_log import RequestLog, note_error, note_unforeseen
 from engine.server.routes import Handler, Route, routes
@@ -59,7 +60,8 @@ async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error is a JSON body with a message; what nobody foresaw is a 500 and a stack in the log."""
+    """Every error is a JSON body with a message, or the last event of a stream that has begun; what nobody foresaw is
+    a 500 and a stack in the log."""
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as refused:
@@ -70,8 +72,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(raised, ConnectionError) and (request.transport is None or request.transport.is_closing()):
             raise  # the client left
         error = _of(request, raised)
+    finally:
+        stream = take_stream(request)
     note_error(request, error)
-    return error.response(request)
+    if stream is None:
+        return error.response(request)
+    await stream.fail(error)
+    return stream.response
 
 
 def _of(request: web.Request, raised: Exception) -> ApiError:

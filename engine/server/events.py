@@ -6,7 +6,6 @@ from aiohttp import web
 
 from engine.server.errors import ApiError
 from engine.server.request_ids import request_id
-from engine.server.request_log import note_error
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -33,6 +32,7 @@ class EventStream:
     async def begin(self) -> None:
         if not self.begun:
             await self.response.prepare(self._request)
+            self._request[_BEGUN] = self
 
     async def data(self, body: bytes) -> None:
         await self.write(b"data: " + body + b"\n\n")
@@ -44,10 +44,19 @@ class EventStream:
         await self._request.writer.drain()  # aiohttp itself waits after each 64 KiB only
 
     async def fail(self, error: ApiError) -> None:
-        """Tell of an error in a stream that has begun."""
-        note_error(self._request, error)
+        """Tell of an error in a stream that has begun, and end it."""
         await self.data(error.body(request_id(self._request)))
         await self.done()
 
     async def done(self) -> None:
         await self.data(b"[DONE]")
+
+
+_BEGUN = web.RequestKey("event_stream", EventStream)
+
+
+def take_stream(request: web.Request) -> EventStream | None:
+    """The stream that a request's answer has begun as: it can have no other answer. Told once, or each would live on
+    with the other."""
+    stream: EventStream | None = request.pop(_BEGUN, None)
+    return stream

@@ -1,5 +1,6 @@
 """Errors of every kind: their form, what the official client makes of them, and what the log says of them."""
 
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,8 +10,10 @@ import openai
 import pytest
 from aiohttp import web
 
+from engine.core_client import EngineDiedError
 from engine.server.app import make_app
 from engine.server.errors import ApiError
+from engine.server.events import EventStream
 from engine.server.model_routes import ModelRoutes
 from engine.server.service import Service
 from engine.server.settings import ServeSettings
@@ -57,8 +60,10 @@ def raiser(error: BaseException) -> Callable:
 @pytest.mark.parametrize(("status", "exception", "kind"), KINDS)
 async def test_the_openai_client_raises_its_exception(monkeypatch, status: int, exception, kind: str) -> None:
     error = ApiError("field: it is wrong", status=status, param="field", code="its_code", headers={"X-More": "told"})
-    async with serving(monkeypatch, raiser(error)) as url:
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    async with (
+        serving(monkeypatch, raiser(error)) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
         with pytest.raises(exception) as raised:
             await client.models.list()
     told = raised.value
@@ -79,8 +84,10 @@ async def test_the_openai_client_comes_again_when_it_is_told_to(monkeypatch, cap
         return web.json_response({"object": "list", "data": []})
 
     caplog.set_level(logging.INFO, "openai._base_client")
-    async with serving(monkeypatch, busy_twice) as url:
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2)
+    async with (
+        serving(monkeypatch, busy_twice) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client,
+    ):
         assert (await client.models.list()).data == []
     assert asked == ["0", "1", "2"]
     waits = [message for message in caplog.messages if message.startswith("Retrying")]
@@ -100,6 +107,26 @@ async def test_what_nobody_foresaw_is_told_by_its_stack_and_not_its_words(monkey
     assert (line.fields["request"], line.fields["status"], line.fields["ended"]) == ("unlucky", 500, "failed")
     assert line.exc_info[0] is KeyError
     assert line.words is False
+
+
+@pytest.mark.parametrize("raised", [KeyError("a prompt"), EngineDiedError("died"), ApiError("failed", status=500)])
+async def test_a_stream_that_has_begun_ends_with_its_error(monkeypatch, caplog, raised: Exception) -> None:
+    async def fails(request: web.Request) -> web.StreamResponse:
+        await EventStream(request).data(b"{}")
+        raise raised
+
+    caplog.set_level(logging.DEBUG, "engine")
+    async with serving(monkeypatch, fails) as url, httpx.AsyncClient(base_url=url) as http:
+        answer = await http.get("/v1/models", headers={"X-Request-Id": "unlucky"})
+        again = await http.get("/v1/models")  # over the same connection
+    assert (answer.status_code, again.status_code) == (200, 200)
+    first, error, done, *_ = answer.text.split("\n\n")
+    assert (first, done) == ("data: {}", "data: [DONE]")
+    told = json.loads(error.removeprefix("data: "))["error"]
+    assert (told["type"], told["request_id"]) == ("server_error", "unlucky")
+    assert "prompt" not in told["message"]
+    line = next(record for record in caplog.records if record.fields["event"] == "request_ended")
+    assert (line.fields["status"], line.fields["ended"]) == (200, "failed")
 
 
 async def test_a_flood_of_failures_is_told_so_often_and_no_more(monkeypatch, caplog) -> None:
