@@ -33,6 +33,11 @@ def client_name(request: web.Request) -> str:
     return request.get(_NAME) or request.remote or "unknown"
 
 
+def is_stranger(request: web.Request, access: Access) -> bool:
+    """Whether a request shows no key that is known, where there are keys."""
+    return bool(access.api_keys or access.admin_keys) and _NAME not in request
+
+
 class Gate:
     """Decides who may pass."""
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from aiohttp import web
 
+from engine.server.access import is_stranger
 from engine.server.answers import json_response
 from engine.server.bodies import DetokenizeBody, TokenizeBody, check_token_ids
 from engine.server.chat_messages import chat_messages, check_variables
@@ -20,8 +21,11 @@ class ModelRoutes:
         self._service = service
 
     async def health(self, request: web.Request) -> web.Response:
-        """Whether requests can be answered, how often the engine was started again, and what it last died of."""
+        """Whether requests can be answered, how often the engine was started again, and what it last died of. Where
+        there are keys, that is for those who have one: it may name folders of this machine."""
         reason, death = self._service.unready_reason, self._service.last_death
+        if is_stranger(request, self._service.settings.access):
+            reason, death = None if reason is None else "the engine cannot serve now", None
         told: dict[str, object] = {"restarts": self._service.restarts}
         if death is not None:
             told["last_failure"] = {"reason": death.reason, "unix": round(death.unix, 3)}

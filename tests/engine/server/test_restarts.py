@@ -164,3 +164,36 @@ def test_no_time_or_a_second_signal_ends_them(start_server, options, signals) ->
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"abort"' in rest[-2]
     assert server.process.wait(20) == 0
+
+
+def test_a_death_while_it_stops_is_told_and_starts_nothing(start_server) -> None:
+    server = start_server(*TINY)
+    with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        core_of(server).kill()
+        rest = list(lines)
+    assert rest[-1] == "data: [DONE]"
+    assert "SIGKILL" in rest[-2]
+    assert server.process.wait(20) == 0
+    stopping, died = server.stderr.read_text().splitlines()
+    assert "stopping: 1 request has 30 s to end" in stopping
+    assert "SIGKILL" in died
+    assert "none is started" in died
+
+
+def test_only_those_with_a_key_learn_what_it_died_of(start_server) -> None:
+    keys = {"--api-key": "a-clients-key", "--admin-key": "the-admin-key"}
+    server = start_server(*TINY, *(word for pair in keys.items() for word in pair))
+    with server.http as http:
+        core_of(server).kill()
+        down = until(lambda: None if (told := http.get("/health")).status_code == 200 else told)
+        assert down.json()["reason"] == "the engine cannot serve now"
+        serves_again(http)
+        assert http.get("/health").json() == {"status": "ok", "restarts": 1}
+        assert "last_failure" not in http.get("/health", headers={"Authorization": "Bearer another-key"}).json()
+        for key in keys.values():
+            told = http.get("/health", headers={"Authorization": f"Bearer {key}"}).json()
+            assert "SIGKILL" in told["last_failure"]["reason"]
