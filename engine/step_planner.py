@@ -121,7 +121,8 @@ class StepPlanner:
             return
         rows = scheduler.rows_taken()
         held, share = self._shares()
-        full = {client for client, count in held.items() if count >= share}
+        # Whoever waits for its share holds up all behind it of its client, and nobody else.
+        full = {client for client in held if self._passes(scheduler.waiting.first_of(client), held, share)}
         candidates = self._candidates(LOOK_AHEAD + self.control.max_num_seqs, full)
         if not candidates:
             self.note_wait("share")
@@ -139,16 +140,19 @@ class StepPlanner:
         for place, request in enumerate(candidates):
             if request not in scheduler.waiting:
                 continue  # it joined with another beam of its search
+            client = request.scheduling.client
+            if client in full:
+                continue
             if self._is_full(request, rows):
                 return
+            if self._passes(request, held, share):
+                full.add(client)
+                self._note(Wait(request.id, "share"))
+                continue
             if no_hole and scheduler.is_reserving(request):
                 continue  # all reservations are of one size
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
-            client = request.scheduling.client
-            if held[client] and held[client] + self._rows_wanted(request) > share:
-                self._note(Wait(request.id, "share"))
-                continue
             # In a few steps such a prefix is a hit: waiting costs less than computing it again.
             if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
@@ -226,6 +230,13 @@ class StepPlanner:
         if cause is not None:
             self._note(Wait(request.id, cause))
         return cause is not None
+
+    def _passes(self, request: Request | None, held: Counter[str], share: int) -> bool:
+        """Whether its client would hold more than its share with it; one too large for any share comes alone."""
+        if request is None:
+            return False
+        rows = held[request.scheduling.client]
+        return rows > 0 and rows + self._rows_wanted(request) > share
 
     def _rows_wanted(self, request: Request) -> int:
         """By a request and all that belong to it."""

@@ -55,6 +55,9 @@ class Order(Protocol):
     def first(self, count: int, barred: Container[str] = (), /) -> list[Request]:
         """Without those of `barred` clients, where clients are told apart."""
 
+    def first_of(self, client: str, /) -> Request | None:
+        """A client's first; None if it has none, or where clients are not told apart."""
+
     def retag(self, client: str, /) -> None:
         """A client's tag is another now."""
 
@@ -83,6 +86,10 @@ class KeyOrder:
 
     def first(self, count: int, barred: Container[str] = ()) -> list[Request]:
         return [request for _, request in self._entries[:count]]
+
+    def first_of(self, client: str) -> Request | None:
+        """It knows no clients."""
+        return None
 
     def retag(self, client: str) -> None:
         """It knows no clients."""
@@ -125,6 +132,10 @@ class FairOrder:
             else:
                 heapq.heapreplace(heads, head.next())
         return ahead
+
+    def first_of(self, client: str) -> Request | None:
+        line = self._lines.get(client)
+        return line[0] if line else None
 
     def retag(self, client: str) -> None:
         line = self._lines.get(client)
@@ -226,6 +237,10 @@ class WaitingQueue:
         if oldest is not None and overdue_before is not None and oldest.arrived < overdue_before:
             ahead = [oldest, *(request for request in ahead if request is not oldest)]
         return ahead
+
+    def first_of(self, client: str) -> Request | None:
+        """A client's next under `fair`; None if it has none, and under other policies."""
+        return self._order.first_of(client)
 
     def reorder(self, policy: SchedulingPolicy) -> None:
         self._order = self._ordered(policy)

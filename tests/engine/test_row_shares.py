@@ -100,3 +100,36 @@ def test_what_needs_more_rows_than_a_share_runs_when_its_client_has_none() -> No
     while core.has_work:
         left |= {one.request for one in core.step()[1].left}
     assert {"calm", "first", "second", "second5"} <= left
+
+
+def test_what_waits_for_its_share_is_not_passed_by_its_own_clients_later_requests() -> None:
+    """Or one with several answers would wait for as long as its client asks for single ones."""
+    control = Control(scheduling_policy="fair", max_num_seqs=8, max_num_batched_tokens=200)
+    core = mirror_core(num_blocks=400, control=control)
+    core.add("other", [1] * 4, greedy(300, **ENDLESS), of("other"))
+    for number in range(4):
+        core.add(f"one-{number}", [2] * 4, greedy(6 + 3 * number, **ENDLESS), of("many"))
+    core.step()
+    core.add("four", [2] * 4, greedy(6, **ENDLESS), of("many"), [f"four{i}" for i in range(3)])
+    begun: list[str] = []
+    for number in range(4, 40):
+        core.add(f"one-{number}", [2] * 4, greedy(6 + 3 * (number % 4), **ENDLESS), of("many"))
+        begun += [joined.request for joined in core.step()[1].joined if joined.parent is None]
+    assert begun[0] == "four"
+    assert len(begun) > 1
+
+
+def test_a_client_that_waits_for_its_share_is_in_nobodys_way() -> None:
+    """However many of its requests come before theirs."""
+    control = Control(scheduling_policy="fair", max_num_seqs=8, max_num_batched_tokens=200)
+    core = mirror_core(num_blocks=400, control=control)
+    core.add("other-0", [1] * 4, greedy(400, **ENDLESS), of("other"))  # it has been charged more than all below
+    for number in range(3):
+        core.add(f"one-{number}", [2] * 4, greedy(30, **ENDLESS), of("many"))
+    core.step()
+    for number in range(60):
+        core.add(f"two-{number}", [2] * 4, greedy(1, **ENDLESS), of("many"), [f"two-{number}-1"])
+    core.add("other-1", [3] * 4, greedy(6, **ENDLESS), of("other"))
+    assert [joined.request for joined in core.step()[1].joined] == ["other-1"]
+    assert core.scheduler.wait is not None
+    assert (core.scheduler.wait.request, core.scheduler.wait.cause) == ("two-0", "share")
