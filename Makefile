@@ -13,8 +13,8 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Damaged input to everything that reads what strangers wrote, 100,000 each, and 20,000 malformed requests: about an
-# hour. FUZZ_SEED makes others of them; what fails lies in build/fuzz, to be given again with --replay.
+# Damaged input to everything that reads what strangers wrote, 100,000 each, and 20,000 malformed requests: half an
+# hour or so. FUZZ_SEED makes others of them; what fails lies in build/fuzz, to be given again with --replay.
 FUZZ_SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.fuzz.parsers --count 100000 --seed $(FUZZ_SEED)
