@@ -122,14 +122,14 @@ def test_what_waits_for_its_share_is_not_passed_by_its_own_clients_later_request
 def test_a_client_that_waits_for_its_share_is_in_nobodys_way() -> None:
     """However many of its requests come before theirs."""
     control = Control(scheduling_policy="fair", max_num_seqs=8, max_num_batched_tokens=200)
-    core = mirror_core(num_blocks=400, control=control)
-    core.add("other-0", [1] * 4, greedy(400, **ENDLESS), of("other"))  # it has been charged more than all below
+    core = mirror_core(num_blocks=400, max_model_len=500, control=control)
+    for number in range(2):  # the second one awaits the prefix that the first computes, which cost more than all below
+        core.add(f"other-{number}", [1] * 9, greedy(400 - 394 * number, **ENDLESS), of("other"))
     for number in range(3):
         core.add(f"one-{number}", [2] * 4, greedy(30, **ENDLESS), of("many"))
     core.step()
     for number in range(60):
         core.add(f"two-{number}", [2] * 4, greedy(1, **ENDLESS), of("many"), [f"two-{number}-1"])
-    core.add("other-1", [3] * 4, greedy(6, **ENDLESS), of("other"))
     assert [joined.request for joined in core.step()[1].joined] == ["other-1"]
     assert core.scheduler.wait is not None
     assert (core.scheduler.wait.request, core.scheduler.wait.cause) == ("two-0", "share")
