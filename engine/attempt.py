@@ -100,6 +100,9 @@ def _in_parts(compute: Compute, rows: Sequence[PlannedRow], begun: float) -> Ste
             lost[part[0].request_id] = (
                 f"there is not enough memory to compute this request ({told}); the engine goes on"
             )
+    for row in rows:  # a part that failed was not the one that has the siblings
+        if row.request_id in failed:
+            failed |= dict.fromkeys((one.id for one in row.siblings), failed[row.request_id])
     tokens = sum(row.count for row in rows)
     fault = f"not enough memory to compute {tokens} tokens at once: they were computed in {len(results)} parts"
     if lost:

@@ -107,6 +107,12 @@ def test_nothing_after_a_part_that_failed_is_computed() -> None:
     assert (result.failed, result.sampled.keys(), result.lost) == ({"a": "nan"}, {"b"}, {})
 
 
+def test_a_part_that_failed_fails_the_siblings_for_the_same_reason() -> None:
+    sibling = FixedRequest("b", range(9), 9, range(9), SCORED)
+    whole = PlannedRow(row("a", 0, 9, prompt=9).request, "prefill", 0, 9, True, (sibling,))
+    assert attempt(Device(2, failing={"a"}), [whole]).failed == {"a": "nan", "b": "nan"}
+
+
 def test_an_error_in_a_part_costs_all_rows() -> None:
     def compute(rows: Sequence[PlannedRow]) -> StepResult:
         if sum(row.count for row in rows) > 4:
