@@ -33,6 +33,7 @@ FIRST_RETRY = 0.5  # seconds, doubled with each one, where the server does not s
 _READ_BUFFER = 4 * 1024 * 1024  # the library's 64 KiB would pause fast streams
 _READ_SIZE = 64 * 1024  # of one read from a socket; the event loop's 256 KiB comes from the system anew for each
 _DRAIN_TIME = 0.1  # seconds from [DONE] to the end of the answer, for the connection to be used again
+MOST_DOUBLINGS = 32  # by then it is past any timeout; 2**1024 seconds are no float
 LONGEST_WAIT = 60.0  # seconds; where a server asks to come again later than that, its refusal stands
 _DETAIL_LENGTH = 300
 _CODE = re.compile(r"[\w.-]{1,40}")
@@ -355,7 +356,7 @@ async def complete(
         async with asyncio.timeout(timeout):
             while True:
                 try:
-                    wait = FIRST_RETRY * 2**response.retries
+                    wait = FIRST_RETRY * 2 ** min(response.retries, MOST_DOUBLINGS)
                     sent_as = again(request_id, response.retries)
                     return await _attempt(
                         http, url + payload.path, payload.body, response, on_chunk, stream, wait, sent_as

@@ -384,6 +384,12 @@ async def test_retries_come_to_an_end() -> None:
     assert (len(server.served), response.retries) == (3, 2)
 
 
+async def test_a_server_may_refuse_very_often() -> None:
+    """More often than seconds that double each time are a number."""
+    response, _ = await ask([*([busy()] * 1030), answer(["a"])], refused_retries=2000)
+    assert (response.outcome, response.refusals) == (Outcome.COMPLETED, 1030)
+
+
 async def test_a_connection_dropped_before_the_status_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_RETRY", 0.01)
     response, _ = await ask([Script(dropped=True), answer(["a"])], retries=1)
