@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 GONE_SECONDS = 5  # to end in, when the terminal is gone
+TERMINAL_SECONDS = 1.0  # between two looks at whether it is there
 LAST_SECONDS = 60  # and when a signal asks for it: a replay reports first
 DEMO_SIZE = (160, 48)
 DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
@@ -202,9 +203,11 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
         return session
     app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=_focus(options))
     _end_on_signals(app)
+    watching = asyncio.create_task(_watch_terminal())
     try:
         code = await app.run_async()
     finally:
+        watching.cancel()
         app.recorder.stop()
         await session.close()
     for words in app.recorder.finished:
@@ -232,6 +235,15 @@ def _end_on_signals(app: PagedTop) -> None:
     for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.remove_signal_handler(sign)
         signal.signal(sign, end)  # not by the loop, which may hang
+
+
+async def _watch_terminal() -> None:
+    """Hang up where the terminal is gone: only a process that it controls is told by a signal."""
+    from tui.terminal import is_gone
+
+    while not is_gone(sys.__stdin__):
+        await asyncio.sleep(TERMINAL_SECONDS)
+    signal.raise_signal(signal.SIGHUP)
 
 
 def _focus(options: argparse.Namespace) -> Focus:

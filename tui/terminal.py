@@ -1,8 +1,11 @@
-"""What the terminal can show: colours and glyphs, from its environment alone."""
+"""What the terminal can show: colours and glyphs, from its environment alone; and whether it is still there."""
 
 from __future__ import annotations
 
+import errno
+import termios
 from collections.abc import Mapping
+from typing import TextIO
 
 from tui.look import ASCII, UNICODE, Look
 from tui.themes import DARK, MONO, SIXTEEN, THEMES, Theme
@@ -22,6 +25,18 @@ def look(environment: Mapping[str, str], theme: str, ascii_only: bool | None, en
     if ascii_only is None:
         ascii_only = "utf" not in encoding.lower() or term == "linux"
     return Look(ASCII if ascii_only else UNICODE, _theme(environment, theme, term))
+
+
+def is_gone(stream: TextIO | None) -> bool:
+    """Whether the stream was a terminal's, and that has hung up."""
+    try:
+        if stream is not None:
+            termios.tcgetattr(stream)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return False
 
 
 def _theme(environment: Mapping[str, str], theme: str, term: str) -> Theme:

@@ -67,6 +67,13 @@ def test_it_waits_for_an_engine_visibly_and_quits():
     assert b"Traceback" not in terminal.seen
 
 
+def test_it_ends_when_its_terminal_is_gone_though_no_signal_tells_it():
+    terminal = Terminal("--url", "http://127.0.0.1:1")
+    terminal.wait_for("connecting")
+    os.close(terminal.master)  # it is in a session of its own, and this terminal does not control it
+    assert terminal.process.wait(30) == 128 + signal.SIGHUP
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_stops_it_and_the_engine_it_started(sign):
     terminal = Terminal("--model", "tiny")
