@@ -180,7 +180,14 @@ class Metrics:
             Parts.__struct_fields__,
         )
         self._up = self._gauge("paged:engine_up", "1 while an engine serves, 0 while another one is started")
-        self._restarts = self._counter("paged:engine_restarts", "Engines started after one had died")
+        # No engine's own count: it goes on.
+        restarts = Counter(
+            "paged:engine_restarts",
+            "How often an engine died and another one was started, also where that one did not come to serve",
+            tuple(self._labels),
+            registry=self._registry,
+        )
+        self._restarts = Total(restarts.labels(**self._labels))
         self._lost_records = self._counter("paged:lost_records", "Step records these metrics never got")
         self._blocks = self._gauges("paged:blocks", "Blocks by state", "state")
         self._waste = self._gauges("paged:slots", "Slots held by requests, and waste", "kind")
@@ -259,16 +266,19 @@ class Metrics:
         self._take_state(snapshot)
 
     def begin_again(self) -> None:
-        """Another engine serves: counters go on, and what lived in the last one has ended with it."""
+        """Another engine serves, with an empty pool: counters go on, and what lived in the last one has ended with
+        it."""
         self._end_life()
         for total in self._totals:
             total.begin_again()
         self._seq, self.lost = 0, False
-        self._restarts.add(1)
+        self._blocks.labels(state="free", **self._labels).set(self._num_blocks)
 
-    def set_up(self, up: bool) -> None:
-        """Whether an engine serves now. Without one nothing runs and nothing waits."""
+    def set_up(self, up: bool, restarts: int) -> None:
+        """Whether an engine serves now, and how often one was started again. Without one nothing runs and nothing
+        waits."""
         self._up.set(up)
+        self._restarts.raise_to(restarts)
         if not up:
             self._end_life()
 

@@ -53,7 +53,8 @@ class ModelRoutes:
         if metrics is None:
             self._service.ready()
             raise AssertionError("a ready engine has metrics")
-        metrics.set_up(self._service.client is not None and self._service.client.ready)
+        client = self._service.client
+        metrics.set_up(client is not None and client.ready, self._service.restarts)
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def tokenize(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from engine.chat_template import ChatTemplateError
-from engine.core_client import CoreClient, EngineDiedError
+from engine.core_client import CallFailedError, CoreClient, EngineDiedError
 from engine.messages import Ready
 from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.admission import Admission
@@ -260,7 +260,8 @@ class Service:
         return wanted
 
     async def _resume_metrics(self, metrics: Metrics) -> None:
-        with suppress(ApiError, EngineDiedError):  # then there is nothing left to measure
+        # Nothing is left to measure, or the next record asks again.
+        with suppress(ApiError, EngineDiedError, CallFailedError):
             client, _ = self.ready()
             snapshot = decode_snapshot(await self.snapshot())
             if client is self.client:  # else it tells of an engine that is gone

@@ -110,6 +110,9 @@ def test_counters_go_on_over_a_death(start_server) -> None:
         assert generated > 5
         assert of("vllm:request_success_total", down, finished_reason="error") == 1
         serves_again(http)
+        fresh = figures()
+        assert of("paged:blocks", fresh, state="free") == server.snapshot()["engine"]["num_blocks"]
+        assert (of("paged:engine_up", fresh), of("paged:engine_restarts_total", fresh)) == (1, 1)
         http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "ignore_eos": True}).raise_for_status()
         up = until(lambda: found if of("vllm:generation_tokens_total", found := figures()) > generated else None)
         assert of("vllm:generation_tokens_total", up) == generated + 5

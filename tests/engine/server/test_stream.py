@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
-from engine.core_client import CoreClient, CoreProcess
+from engine.core_client import CallFailedError, CoreClient, CoreProcess
+from engine.messages import Reply
 from engine.protocol import EngineInfo, Gap, Parts, Record, Snapshot, decode_item, decode_snapshot
 from engine.sampling_params import SamplingParams
 from engine.server.app import make_app
@@ -335,6 +336,34 @@ async def test_metrics_catch_up_after_lost_records() -> None:
     found = samples(metrics.text().decode())
     check_metrics(found, end)
     assert found["paged:lost_records_total"] == middle.seq - 4
+
+
+def test_metrics_count_restarts_that_come_to_nothing_too() -> None:
+    metrics = Metrics(mirror_core().info, "tiny")
+    metrics.set_up(False, restarts=3)  # none of them served
+    metrics.begin_again()
+    metrics.set_up(True, restarts=3)
+    assert samples(metrics.text().decode())["paged:engine_restarts_total"] == 3
+
+
+async def test_metrics_outlast_a_question_that_fails() -> None:
+    async with small_server(StepHub()) as (url, service, client), httpx.AsyncClient(base_url=url) as http:
+
+        async def fails() -> Reply:
+            raise CallFailedError("the engine could not answer")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "snapshot", fails)
+            assert service.metrics is not None
+            service.metrics.lost = True
+            (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).raise_for_status()
+            while service._resuming is None:
+                await asyncio.sleep(0.01)
+            await service._resuming
+            assert service.metrics.lost
+        (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).raise_for_status()
+        while service.metrics.lost:
+            await asyncio.sleep(0.01)
 
 
 def test_metrics_add_up_where_the_forward_went() -> None:
