@@ -65,7 +65,8 @@ class Feed:
         silent = now - self._heard_at if self._phase == "live" and self.history.lanes else 0.0
         found = self._found if now - self._found_at < GAP_SHOWN else ""
         news = self._news if now < self._news_until else ""
-        return Link(self._phase, self._detail, now - self._since, lost, silent, found, news)
+        since = self._since if self._lost_since is None else self._lost_since
+        return Link(self._phase, self._detail, now - since, lost, silent, found, news)
 
     @property
     def now(self) -> float:
@@ -143,14 +144,14 @@ class Feed:
                     await close()
 
     def _tell_restart(self, before: EngineFold, now: Snapshot, reason: str) -> None:
-        """That the engine was started again, as far as it was seen."""
+        """That the engine was started again, as far as it was seen; why comes last, for it may be long."""
         away = "" if self._lost_since is None else f"; away {figures.seconds(self._clock() - self._lost_since)}"
         lost = figures.plural(len(before.requests), "request") if before.requests else ""
         self._say(
             f"engine restarted ({now.engine.restarts})"
-            + (f": {reason}" if reason else "")
             + away
-            + (f"; its {lost} at step {before.seq:,} were lost" if lost else ""),
+            + (f"; lost {lost} at step {before.seq:,}" if lost else "")
+            + (f": {reason}" if reason else ""),
             RESTART_SHOWN,
         )
 

@@ -160,8 +160,7 @@ async def test_an_engine_that_was_started_again_is_told_and_its_lives_are_not_jo
     in_flight = len(states[60].requests)
     assert in_flight
     assert feed.link.news == (
-        f"engine restarted (1): the core was killed by SIGKILL; away 0.0 ms; "
-        f"its {in_flight} requests at step 60 were lost"
+        f"engine restarted (1); away 0.0 ms; lost {in_flight} requests at step 60: the core was killed by SIGKILL"
     )
     assert (feed.fold.seq, feed.link.lost) == (60, 0)
     assert [step.seq for step in feed.history.steps] == [record.seq for record in later if record.rows]
@@ -174,6 +173,19 @@ async def test_an_engine_that_was_started_again_is_told_and_its_lives_are_not_jo
     assert feed.history.restarts == [first.time]
     assert feed.history.until(0).window(first.time, first.time + 9.0).output_tokens == 0
     assert feed.history.until(0).window(0.0, records[-1].time).output_tokens == sampled
+
+
+def test_how_long_an_engine_is_away_is_told_from_when_it_was_lost():
+    """Whatever has been found out of it since."""
+    clock = [0.0]
+    feed = Feed(None, lambda: clock[0])
+    for phase in ("live", "reconnecting", "down", "reconnecting"):
+        clock[0] += 1.0
+        feed._enter(phase)
+    assert feed.link.seconds == 2.0
+    feed._enter("live")
+    clock[0] = 9.0
+    assert feed.link.seconds == 5.0
 
 
 async def test_a_comparison_is_of_one_life(simulated):
@@ -200,7 +212,7 @@ async def test_an_engine_of_another_kind_begins_anew(stream):
     smaller = msgspec.structs.replace(first.engine, max_model_len=1024)
     feed, _ = await follow(Dying([states[0], msgspec.structs.replace(first, engine=smaller)], [records, later]))
     assert feed.history.start == first.time
-    assert feed.link.news.startswith("engine restarted (1): the core was killed by SIGKILL; away")
+    assert feed.link.news.startswith("engine restarted (1); away ")
 
 
 async def test_one_that_refuses_the_key_is_asked_rarely_and_named(stream, monkeypatch):

@@ -213,6 +213,15 @@ def test_the_link_is_told(frames, link, shown):
         assert link.detail in text("blocks", blank, 80, 10)
 
 
+@pytest.mark.parametrize("phase", ["down", "locked"])
+@pytest.mark.parametrize("width", [24, 60, 80, 120])
+def test_a_long_reason_is_told_as_far_as_there_is_room(frames, phase, width):
+    told = Link(phase, "the engine is starting again: the engine process was killed by SIGKILL", 3.1, lost=1200)
+    for view in (frames[-1].view, None):
+        first = text("header", Frame(Status(told, "http://x"), view), width, 2).splitlines()[0]
+        assert ("the engine is starting" if phase == "locked" else "engine down for 3.1 s")[: width - 6] in first
+
+
 def test_what_stands_against_a_connection_is_told_whatever_is_in_front():
     frame = Frame(Status(Link("connecting", "it refuses", 8.0), "http://127.0.0.1:9"), None)
     assert text("header", frame, 80, 2).splitlines()[1].split("  ")[:2] == [" http://127.0.0.1:9", "it refuses"]

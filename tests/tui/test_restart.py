@@ -37,7 +37,7 @@ async def test_an_own_engine_whose_core_is_killed_is_down_and_back():
         engine = session.feed.fold.engine
         assert (engine.restarts, engine.num_blocks) == (before.restarts + 1, before.num_blocks)
         assert engine.started > before.started
-        assert session.link.news.startswith("engine restarted (1): ")
+        assert session.link.news.startswith("engine restarted (1); away ")
         assert "SIGKILL" in session.link.news
         assert "; away " in session.link.news
         from tui.look import Look

@@ -41,6 +41,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         right = join([right, *facts], ("  ", "text"), width - length(left) - 3) or right
     if length(left) + length(right) + 2 > width:
         left = [(" ", "text")]
+        right = fit(right, min(length(right), width - 3))  # of a long reason its beginning, not nothing
     lines = [spread(left, [*right, (" ", "text")], width)]
     if height > 1:
         lines.append(_controls(frame, view, width) if view else _target(frame, width))
