@@ -162,11 +162,20 @@ class Text(msgspec.Struct):
     prompt: str
 
 
+class Failure(msgspec.Struct):
+    """What an engine died of, and when (Unix time)."""
+
+    reason: str
+    unix: float
+
+
 class Health(msgspec.Struct):
-    """`reason` says why it cannot serve."""
+    """`reason` says why it cannot serve, `restarts` how often an engine was started again after one had died."""
 
     status: Literal["ok", "unavailable"]
+    restarts: int
     reason: str | msgspec.UnsetType = msgspec.UNSET
+    last_failure: Failure | msgspec.UnsetType = msgspec.UNSET
 
 
 class Version(msgspec.Struct):

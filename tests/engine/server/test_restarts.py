@@ -9,6 +9,8 @@ import httpx
 import psutil
 import pytest
 
+from engine.server.answer_shapes import Health
+
 TINY = ("--model", "tiny", "--dtype", "float32", "--kv-memory", "4MiB", "--check-invariants")
 LONG = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 SHORT = {"prompt": "a", "max_tokens": 2}
@@ -200,3 +202,4 @@ def test_only_those_with_a_key_learn_what_it_died_of(start_server) -> None:
         for key in keys.values():
             told = http.get("/health", headers={"Authorization": f"Bearer {key}"}).json()
             assert "SIGKILL" in told["last_failure"]["reason"]
+            assert {*told, "reason"} == set(Health.__struct_fields__)  # as /openapi.json has it
