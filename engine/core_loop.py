@@ -70,6 +70,7 @@ class CoreLoop:
         self._faults = faults
         self._check_every = check_every
         self._steps = 0  # that did something
+        self._fault = False  # in the last of them
         self._running = True
         self._idle = True  # the last step did nothing: wait for a frame
 
@@ -103,14 +104,20 @@ class CoreLoop:
         self._idle = not outputs and record is None
         if self._idle:
             return
-        self._check(failed=record is not None and bool(record.fault))
+        self._check(record)
         if outputs:
             self._sender.send(Outputs(outputs))
         self._tell(record)
 
-    def _check(self, failed: bool) -> None:
-        """Look at the books, if it is time, or if the step has failed: raises InvariantViolated."""
+    def _check(self, record: Record | None) -> None:
+        """Look at the books, if it is time or something went wrong: raises InvariantViolated.
+
+        That is a fault with none before it, or that cost an answer: memory may be short in every step from now on.
+        """
         self._steps += 1
+        before, self._fault = self._fault, record is not None and bool(record.fault)
+        cost = record is not None and any(one.reason == "error" for one in record.left)
+        failed = self._fault and (cost or not before)
         due = self._check_every and self._steps % self._check_every == 0
         if failed or (due and self._steps // self._check_every % ENTRIES_EVERY == 0):
             check_books(self._core.scheduler, self._core.ledger)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine import core_loop
+from engine.books import check_books
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.core_loop import ENTRIES_EVERY, IDLE_SECONDS, CoreLoop
@@ -215,6 +217,35 @@ def test_after_a_step_that_failed_the_books_are_looked_at_whatever_was_asked() -
     with pytest.raises(InvariantViolated, match="cannot be found by its hash"):
         loop._step()
     assert [message.seq for message in talk.told() if isinstance(message, Step)][-1] == 8
+
+
+def test_where_memory_is_short_for_long_the_books_are_looked_at_when_that_begins_and_when_it_costs_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take longer to look at than many a step."""
+    looked: list[int] = []
+    core = mirror_core(64, 4, 240)
+
+    def noting(scheduler: Any, ledger: Any) -> None:
+        looked.append(core.seq)
+        check_books(scheduler, ledger)
+
+    monkeypatch.setattr(core_loop, "check_books", noting)
+    for name in ("a", "b"):
+        core.add(name, [1] * 9, greedy(30, ignore_eos=True))
+    talk = Talk()
+    loop = loop_of(core, talk.inbox, talk.sender)
+    runner: Any = core.runner
+    for short in [True] * 6 + [False] * 3 + [True] * 3:
+        runner.most_tokens = 1 if short else 99
+        loop._step()
+    assert looked == [1, 10]
+    runner.most_tokens, runner.longest = 1, 5
+    loop._step()
+    assert looked == [1, 10, 13]
+    assert not core.has_work
+    records = [decode_item(message.json) for message in talk.told() if isinstance(message, Step)]
+    assert [record.seq for record in records if isinstance(record, Record) and not record.fault] == [7, 8, 9]
 
 
 def test_now_and_then_every_entry_is_checked() -> None:
