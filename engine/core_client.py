@@ -190,6 +190,7 @@ class CoreClient:
         except subprocess.TimeoutExpired:
             self._core.process.kill()
         self._fail()
+        self._writer.transport.abort()  # the end of what comes does not close it, and cycles are collected rarely
         await asyncio.to_thread(self._core.process.wait)  # a driver may hold it for long
 
     async def _read(self, reader: asyncio.StreamReader, on_ready: Callable[[Ready], None]) -> None:

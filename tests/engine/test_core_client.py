@@ -63,3 +63,14 @@ async def test_whoever_waits_is_told_before_the_process_is_gone(monkeypatch) -> 
     assert not running.done()  # what it holds, the next one needs
     process.gone.set()
     await running
+
+
+async def test_a_dead_core_holds_no_file() -> None:
+    core = CoreProcess.__new__(CoreProcess)
+    core.socket, theirs = socket.socketpair()
+    core.process = process = Lingering()
+    process.gone.set()
+    theirs.close()
+    client = CoreClient(core, lambda seq, json: None)
+    await client.run(lambda ready: None)
+    assert core.socket.fileno() == -1
