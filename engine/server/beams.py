@@ -80,7 +80,7 @@ class BeamSearch:
     async def _run(self) -> None:
         prompts = {prompt.request: prompt for prompt in self.prompts}
         ticket = self._enter(dict.fromkeys(prompts, self._wanted.candidates))
-        news = News(ticket)
+        news = News(ticket, lambda: self._client.abort(list(prompts), "abort"))
         try:
             await add_all(self._client, self.prompts, self._wanted, news, self.id)
             while len(self._ends) < len(prompts):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from engine.stop_strings import StopStrings
 from engine.tokenizer import Tokenizer
 
 ADDED_AT_ONCE = 64  # requests; after so many, others get a turn on the event loop
+OUTPUT_BYTES, ALTERNATIVE_BYTES = 300, 120  # that a token takes, and each alternative told beside it
+MOST_UNREAD = 32 << 20  # bytes of an answer that wait for their client; a step's outputs are far less
 Enter = Callable[[Mapping[str, int]], Ticket]  # into the queue, each request with its number of places
 
 
@@ -172,11 +175,19 @@ class Choice:
 
 
 class News:
-    """What the core tells of one answer's requests, in order; their places in the queue are given back as it comes."""
+    """What the core tells of one answer's requests, in order; their places in the queue are given back as it comes.
 
-    def __init__(self, ticket: Ticket) -> None:
+    What waits to be taken is bounded: once it has more than `MOST_UNREAD` bytes, `give_up` is called, and whoever
+    takes it is told instead of the rest. Its client reads, but more slowly than the engine generates.
+    """
+
+    def __init__(self, ticket: Ticket, give_up: Callable[[], None]) -> None:
         self._ticket = ticket
-        self._outputs: asyncio.Queue[Output] = asyncio.Queue()
+        self._give_up = give_up
+        self._waiting: deque[Output] = deque()
+        self._size = 0  # of those, in bytes
+        self._came = asyncio.Event()
+        self._is_given_up = False
         self.first_token: float | None = None  # when it came, on the machine's monotonic clock
 
     def put(self, output: Output) -> None:
@@ -186,10 +197,34 @@ class News:
             self._ticket.got_token(output.request)
         if output.finished is not None:
             self._ticket.ended(output.request)
-        self._outputs.put_nowait(output)
+        if self._is_given_up:
+            return
+        self._waiting.append(output)
+        self._size += _size(output)
+        if self._size > MOST_UNREAD:
+            self._waiting.clear()
+            self._is_given_up = True
+            self._give_up()
+        self._came.set()
 
     async def get(self) -> Output:
-        return await self._outputs.get()
+        """Raises ApiError once too much has waited."""
+        while not self._waiting and not self._is_given_up:
+            self._came.clear()
+            await self._came.wait()
+        if self._is_given_up:
+            raise ApiError(
+                f"the answer is read too slowly: more than {MOST_UNREAD >> 20} MiB of it were not read",
+                status=408,
+                code="read_too_slowly",
+            )
+        output = self._waiting.popleft()
+        self._size -= _size(output)
+        return output
+
+
+def _size(output: Output) -> int:
+    return OUTPUT_BYTES + ALTERNATIVE_BYTES * len(output.top)
 
 
 class Generation:
@@ -229,11 +264,11 @@ class Generation:
         """The news of all choices as it comes, until each has ended. Leaving early aborts those that live.
 
         Raises:
-            ApiError: the queue is full, the core refused a request or failed (the others are aborted), or time ran
-                out before any token.
+            ApiError: the queue is full, the core refused a request or failed (the others are aborted), time ran out
+                before any token, or they are taken too slowly.
         """
         ticket = self._enter(dict.fromkeys(self._choices, 1))
-        news = News(ticket)
+        news = News(ticket, self._abort)
         expired: list[Piece] = []  # without a token: told at the end, if others have some
         try:
             await add_all(self._client, self.prompts, self._wanted, news, self.id)
@@ -259,9 +294,12 @@ class Generation:
             for piece in expired:
                 yield piece
         finally:
-            self._client.abort(list(self._choices), "abort")
+            self._abort()
             ticket.close()
             self.first_token = news.first_token
+
+    def _abort(self) -> None:
+        self._client.abort(list(self._choices), "abort")
 
     async def answers(self) -> list[Answer]:
         """Run to the end. Of more candidates than are wanted, those with the highest mean log-probability are

@@ -8,9 +8,14 @@ import httpx
 import psutil
 import pytest
 
+from engine.messages import Output
 from engine.protocol import Gap, Record, decode_item, decode_snapshot
 from engine.server import engine_routes
+from engine.server.admission import Admission
+from engine.server.errors import ApiError
+from engine.server.generation import ALTERNATIVE_BYTES, MOST_UNREAD, OUTPUT_BYTES, News
 from engine.server.hub import StepHub
+from engine.server.settings import Limits
 from tests.engine.server.conftest import Server, start
 from tests.engine.server.test_stream import small_server
 from tests.engine.server.wires import HOST, Wire, until
@@ -148,3 +153,20 @@ async def test_a_silent_stream_of_steps_tells_that_it_lives(monkeypatch: pytest.
                     break
         assert lines.count(": keep-alive") >= 3
         assert all(line in (": keep-alive", "") for line in lines[:6])
+
+
+async def test_of_an_answer_that_is_read_too_slowly_no_more_waits_than_is_allowed() -> None:
+    admission, given_up = Admission(Limits()), []
+    news = News(admission.enter("client", {"a": 1}, "n"), lambda: given_up.append("a"))
+    token = Output("a", token_id=1, top=((1, -1.0),) * 20)
+    for _ in range(MOST_UNREAD // (OUTPUT_BYTES + 20 * ALTERNATIVE_BYTES)):
+        news.put(token)
+    assert await news.get() is token
+    assert not given_up
+    for _ in range(3):
+        news.put(token)
+    assert given_up == ["a"]
+    with pytest.raises(ApiError, match=r"read too slowly: more than 32 MiB") as raised:
+        await news.get()
+    assert raised.value.code == "read_too_slowly"
+    assert admission.waiting == 0
