@@ -20,6 +20,7 @@ from engine.protocol import (
     Copy,
     EngineInfo,
     Gap,
+    Left,
     Preempted,
     Record,
     Snapshot,
@@ -58,13 +59,16 @@ class SnapshotHead(msgspec.Struct, frozen=True, tag="snapshot"):
 
 
 class RecordHead(msgspec.Struct, frozen=True, tag="step"):
-    """Of a Record: where it stands, and whether something happened that one may look for."""
+    """Of a Record: where it stands, and what `tui.tape.events` looks at."""
 
     seq: int
     time: float
     control: Control
     preempted: tuple[Preempted, ...]
+    held: tuple[Left, ...] = ()
+    left: tuple[Left, ...] = ()
     copies: tuple[Copy, ...] = ()
+    cleared: int = 0
     fault: str = ""
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.protocol import Gap
-from tui import controls
 from tui.recording import Head, Reading, RecordHead, RecordingError, SnapshotHead, lives_on, read_heads
+from tui.tape import events
 
 SCAN_AFTER = 1.0  # seconds: the first picture comes first
 SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
@@ -117,7 +117,6 @@ class Index:
                     life.events.append(head.seq)
                 engine = head.engine
             else:
-                switched = control is not None and controls.changes(control, head.control)
-                if switched or head.preempted or head.copies or head.fault:
+                if events(head, control or head.control):
                     life.events.append(head.seq)
             control, self.last = head.control, head

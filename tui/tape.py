@@ -16,6 +16,7 @@ from tui import controls
 from tui.fold import EngineFold
 from tui.keyframe import Keyframe
 from tui.lanes import Lanes
+from tui.recording import RecordHead
 
 BUDGET = 64 << 20  # bytes kept in all
 CHUNK = 128 << 10  # bytes of records that are compressed together
@@ -38,7 +39,7 @@ class NotKept(LookupError):
     """The tape does not have that moment: it is too old, too new, or its record was lost."""
 
 
-def events(record: Record, before: Control) -> int:
+def events(record: Record | RecordHead, before: Control) -> int:
     """What of note happens in a record, as bits; `before` is the control until then."""
     return (
         (SWITCH if controls.changes(before, record.control) else 0)

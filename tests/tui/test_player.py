@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from engine.protocol import Copy, Preempted, encode
+from engine.protocol import Copy, Left, Preempted, encode
 from tui import controls
 from tui.engine_api import Missing, NotAnEngine, Refused
 from tui.feed import Feed
@@ -428,6 +428,9 @@ async def test_a_scan_finds_the_end_and_the_events(items, states, tmp_path, file
     changed = [*items]
     changed[12] = msgspec.structs.replace(items[12], copies=(Copy("a", 1, 2, 3),))
     changed[23] = msgspec.structs.replace(items[23], preempted=(Preempted("a", 3),))
+    changed[15] = msgspec.structs.replace(items[15], left=(*items[15].left, Left("a", "error")))
+    changed[17] = msgspec.structs.replace(items[17], fault="computing failed")
+    changed[19] = msgspec.structs.replace(items[19], cleared=3)
     switch = next(after.seq for before, after in pairwise(items) if controls.changes(before.control, after.control))
     assert 24 < switch < 60
     path = written(tmp_path / "b.jsonl.gz", [*changed[:61], states[70], *changed[71:]])
@@ -437,7 +440,9 @@ async def test_a_scan_finds_the_end_and_the_events(items, states, tmp_path, file
     player.index.join()
     assert player.last == 80
     assert player.duration == items[80].time - items[0].time
-    wanted = [seq for seq in range(81) if seq in (12, 23, switch, 70) or (items[seq].copies if seq else False)]
+    wanted = [
+        seq for seq in range(81) if seq in (12, 15, 17, 19, 23, switch, 70) or (items[seq].copies if seq else False)
+    ]
     found, at = [], 0
     while (seq := player.event(at, True)) is not None:
         found.append(seq)
