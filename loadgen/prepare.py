@@ -35,6 +35,11 @@ class Prepared:
     engine_open: bool  # its own routes may be asked, as far as it has any
 
     @property
+    def engine_locked(self) -> bool:
+        """Whether it would tell more with a key; other servers may refuse whatever they do not know."""
+        return not self.engine_open and self.facts.kind == "paged-engine"
+
+    @property
     def counts(self) -> bool:
         """Whether texts are counted by a tokenizer while it runs, since neither the trace nor the server tells."""
         uncounted = self.found.needs.replies or self.facts.usage is False
@@ -43,7 +48,7 @@ class Prepared:
     def notes(self) -> list[str]:
         """What a reader of the figures must know of what was played."""
         notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
-        if not self.engine_open:
+        if self.engine_locked:
             notes.append(NO_ENGINE)
         notes += [
             f"{count:,} of the trace's records were left out: {what}."

@@ -106,6 +106,21 @@ async def test_without_the_admin_key_a_run_has_no_engine_figures_and_says_so_bef
     assert server.refused == 1  # it was asked once
 
 
+class Reserved(Locked):
+    """Another server, which refuses all that it does not know."""
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "golden", "owned_by": "somebody"}]})
+
+
+async def test_a_server_without_engine_figures_is_not_said_to_have_them_for_a_key(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 2)
+    async with Reserved("client-s3cret") as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, LOADGEN_API_KEY="client-s3cret")
+    assert (code, server.refused) == (0, 1), err
+    assert "admin key" not in out + err
+
+
 async def test_a_refused_admin_key_ends_it_before_the_run(tmp_path: Path) -> None:
     trace, out = write_trace(tmp_path / "t.jsonl", 2), tmp_path / "run.jsonl"
     async with Locked("client-s3cret") as server:
