@@ -404,7 +404,6 @@ def _raw(error: ApiError) -> bytes:
     body = error.body(request)
     headers = {
         HEADER: request,
-        "Server": SERVER,
         hdrs.CONTENT_TYPE: "application/json; charset=utf-8",
         hdrs.CONTENT_LENGTH: str(len(body)),
         hdrs.CONNECTION: "close",
