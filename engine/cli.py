@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args
 
 from engine.config import DEFAULT_MODEL
 from engine.keys import hide_keys
+from engine.log import printable
 from engine.protocol import (
     MAX_BATCHED_TOKENS,
     MAX_NUM_SEQS,
@@ -37,12 +38,12 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed: nobody wants to be told
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    if arguments.command is None:
-        parser.print_help()
-        return USAGE
     try:
+        parser = make_parser()
+        arguments = parser.parse_args(argv)
+        if arguments.command is None:
+            parser.print_help()
+            return USAGE
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -176,7 +177,8 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # `-1GiB` too is a value, as in Python 3.14
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {hide_keys(message, sys.argv)} (try {self.prog} --help)\n")
+        told = printable(hide_keys(message, sys.argv))
+        self.exit(USAGE, f"{self.prog}: error: {told} (try {self.prog} --help)\n")
 
     def print_help(self, file: Any = None) -> None:
         if file is not None:
@@ -308,7 +310,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def unusable(message: str) -> int:
-    print(f"paged-engine: error: {message}", file=sys.stderr)
+    print(f"paged-engine: error: {printable(message)}", file=sys.stderr)
     return USAGE
 
 

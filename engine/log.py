@@ -107,7 +107,7 @@ class TextLines(logging.Formatter):
                 for frame in reversed(traceback.extract_tb(error.__traceback__))
             )
         told = [_cut(record.getMessage(), cut), *(f"{name}={_quoted(value, cut)}" for name, value in fields.items())]
-        return PREFIX + "".join(c if c.isprintable() else _escaped(c) for c in " ".join(told))
+        return PREFIX + printable(" ".join(told))
 
 
 class JsonLines(logging.Formatter):
@@ -312,8 +312,9 @@ def _quoted(value: Any, cut: int) -> str:
     return plain if plain and not set(plain) & set(" =\"'\\") else json.dumps(plain, ensure_ascii=False)
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+def printable(text: str) -> str:
+    """One line that does nothing to a terminal: control characters and the like are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _encoded(line: str) -> bytes:

@@ -174,7 +174,12 @@ def _add_recovery(add: Adder) -> None:
         metavar="N",
         help="steps between two quick checks of it; 0: never (default: %(default)s)",
     )
-    add("--crash-dir", metavar="FOLDER", help="for the last records before a fault (default: in the cache folder)")
+    add(
+        "--crash-dir",
+        type=unicode_text,
+        metavar="FOLDER",
+        help="for the last records before a fault (default: in the cache folder)",
+    )
     add("--log-format", choices=get_args(LogFormat), default=logging.format, help="default: %(default)s")
     add("--log-level", choices=get_args(LogLevel), default=logging.level, help="default: %(default)s")
     add("--log-requests", action="store_true", help="a line for each request that ended")
@@ -259,7 +264,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         listener = _bind(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
         reason = getattr(error, "strerror", None) or error
-        return unusable(f"cannot listen on {arguments.host} port {arguments.port}: {reason}")
+        return unusable(f"--host, --port: cannot listen on {arguments.host} port {arguments.port}: {reason}")
     # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
     from engine.core_client import CoreProcess
 

@@ -83,7 +83,11 @@ def test_bad_sizes(text: str) -> None:
         (["--max-model-len", "9" * 10], ["--max-model-len", "2 to 2147483647"]),
         (["--model", "\udcff"], ["--model", "UTF-8"]),
         (["--served-model-name", "a", "\udcff"], ["--served-model-name", "UTF-8"]),
+        (["--crash-dir", "\udcff"], ["--crash-dir", "UTF-8"]),
         (["--nonsense"], ["--nonsense"]),
+        (["--nonsense\n\x1b[2J"], [r"--nonsense\n\x1b[2J"]),
+        (["--host", "a\nb"], ["--host", r"a\nb"]),
+        (["--api-key-file", "a\nb"], ["--api-key-file", r"a\nb"]),
     ],
 )
 def test_bad_flags(arguments: list[str], words: list[str]) -> None:
