@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from engine.loading.errors import ModelError
 from engine.log import PREFIX, say
@@ -51,9 +52,10 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
                 _make_whole(folder, make)
         finally:
             lock.release()
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the second: weights that the disk has no room for
+        reason = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"cannot write the model cache {models}: {error.strerror or error} (PAGED_TOP_CACHE names another folder)"
+            f"cannot write the model cache {models}: {reason} (PAGED_TOP_CACHE names another folder)"
         ) from error
     return folder
 

@@ -112,3 +112,19 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("PAGED_TOP_CACHE", impossible)
         with pytest.raises(ModelError, match="PAGED_TOP_CACHE names another"):
             made_once("thing", lambda folder: None)
+
+
+def test_weights_without_room_on_the_disk(cache: Path) -> None:
+    cache.mkdir()
+    code = (
+        "import resource, signal\n"
+        "from engine.loading.errors import ModelError\n"
+        "from engine.loading.resolve import resolve_model\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "try: resolve_model('tiny')\n"
+        "except ModelError as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"cannot write the model cache {cache}" in told.stdout, told.stderr
+    assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
