@@ -47,6 +47,7 @@ from engine.protocol import Control, EngineInfo, FinishReason
 from engine.watchdog import HUNG
 
 Sink = Callable[[Output], None]
+WATCH_SECONDS = 1.0  # between two looks at whether the core is silent, at most
 IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
 LAST_SECONDS = 0.8  # between the end of a core's socket and that of its process, which tells what it died of
 _log = logging.getLogger(__name__)
@@ -138,11 +139,13 @@ class CoreClient:
     """Requests, calls and news over the core's socket. For one event loop; not for threads.
 
     `on_step` gets each record as (seq, JSON), in order; numbers that are missing were dropped by the core.
-    After the core's death every stream ends with an error and every call raises EngineDiedError.
+    After the core's death every stream ends with an error and every call raises EngineDiedError. A core that says
+    nothing for `silence` seconds (0: however long) while somebody waits for it is killed: it may have been stopped.
     """
 
-    def __init__(self, core: CoreProcess, on_step: Callable[[int, bytes], None]) -> None:
+    def __init__(self, core: CoreProcess, on_step: Callable[[int, bytes], None], silence: float = 0.0) -> None:
         self._core = core
+        self._silence = silence
         self._on_step = on_step
         self._live: dict[str, Live] = {}
         # Who ends with a request: siblings until it has its first token, the other beams of a search always.
@@ -152,6 +155,7 @@ class CoreClient:
         self._writer: asyncio.StreamWriter | None = None
         self._fatal: Fatal | None = None
         self._draining = False
+        self._heard = 0.0  # when something last came of it, or nobody waited for anything
         self._patching = asyncio.Lock()
         self._progress = asyncio.Event()  # it has got on with starting, or has died
         self._located: Located | None = None
@@ -177,6 +181,7 @@ class CoreClient:
         the next one needs what it holds."""
         self._core.socket.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=self._core.socket, limit=1 << 20)
+        watching = asyncio.create_task(self._watch())
         try:
             await self._read(reader, on_ready)
         except OSError:
@@ -185,6 +190,8 @@ class CoreClient:
             _log.exception("what the engine's process tells cannot be taken")
             self._fatal = Fatal(f"what the engine told could not be taken: {error}", unusable=False)
             self._core.process.kill()
+        finally:
+            watching.cancel()
         try:
             await asyncio.to_thread(self._core.process.wait, LAST_SECONDS)
         except subprocess.TimeoutExpired:
@@ -196,6 +203,7 @@ class CoreClient:
     async def _read(self, reader: asyncio.StreamReader, on_ready: Callable[[Ready], None]) -> None:
         splitter = FrameSplitter()
         while data := await reader.read(1 << 18):
+            self._heard = time.monotonic()
             for body in splitter.feed(data):
                 message = decode_from_core(body)
                 if isinstance(message, Ready):
@@ -204,6 +212,18 @@ class CoreClient:
                     self._tell_progress()
                 else:
                     self._dispatch(message)
+
+    async def _watch(self) -> None:
+        """Kill a core that is silent though it has something to say. One that still loads is given its time."""
+        while self._silence:
+            await asyncio.sleep(min(self._silence / 4, WATCH_SECONDS))
+            now = time.monotonic()
+            if self.info is None or not (self._live or self._calls):
+                self._heard = now
+            elif now - self._heard > self._silence:
+                self._fatal = Fatal(f"the engine process said nothing for {self._silence:g} s", unusable=False)
+                self._core.process.kill()
+                return
 
     def add(self, message: Add, sink: Sink, answer: str) -> None:
         """Start a request and its siblings; `sink` gets the outputs of each, the last of them with `finished` set.

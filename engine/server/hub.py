@@ -13,7 +13,7 @@ from typing import NamedTuple
 from engine.protocol import Gap
 
 MAX_RECORDS = 16_384
-MAX_BYTES = 32 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024  # some thousands of records: half a minute of a busy engine
 READ_BYTES = 64 * 1024  # of records handed out at once: what a reader may hold
 
 

@@ -22,6 +22,7 @@ from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
 from engine.supervisor import GaveUp, Supervisor
 from engine.tokenizer import Tokenizer, TokenizerError
+from engine.watchdog import COMPILE_SECONDS, GRACE
 
 CRASHED = 1
 UNUSABLE = 2
@@ -36,10 +37,10 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
     """
     # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    asked = _Asked()
     service = Service(settings)
     server = _Server(config, service, listener)
     supervisor = service.supervisor = Supervisor(config, settings.recovery, core, server.live)
+    asked = _Asked(supervisor)
     runner = web.AppRunner(
         make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=FLUSH_SECONDS
     )
@@ -71,7 +72,8 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
 class _Asked:
     """How often a signal has asked this process to end. The third time it does, as it stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
         self._count = 0
         self._more = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -81,6 +83,7 @@ class _Asked:
     def _once_more(self, number: int) -> None:
         self._count += 1
         if self._count > 2:
+            self._supervisor.core.process.kill()  # one that hangs or is stopped would not notice
             os._exit(128 + number)
         self._more.set()
 
@@ -130,7 +133,7 @@ class _Server:
     async def live(self, core: CoreProcess) -> CoreClient:
         """Serve with it until it is dead. Raises GaveUp where no start can help."""
         service = self._service
-        client = CoreClient(core, service.on_step)
+        client = CoreClient(core, service.on_step, silence(self._config))
         service.client = client
         tasks = [asyncio.create_task(client.run(service.on_ready)), asyncio.create_task(self._load(client))]
         try:
@@ -156,6 +159,11 @@ class _Server:
         look_rarely()  # else a body of a million values is looked at again and again while it is parsed
         with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
             print(_ready_line(service, self._listener), flush=True)
+
+
+def silence(config: EngineConfig) -> float:
+    """Seconds after which a core that says nothing is taken to be stopped: it ends steps that hang itself, before."""
+    return max(config.step_timeout, COMPILE_SECONDS) + 2 * GRACE if config.step_timeout else 0.0
 
 
 async def load(config: EngineConfig, service: Service, client: CoreClient) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from tests.soak.soak import Found, Wanted, soak
 
@@ -28,7 +28,7 @@ def main() -> int:
     wanted = Wanted(arguments.requests, arguments.kills, arguments.clients, seed=arguments.seed, options=options)
     found = soak(wanted, lambda line: print(line, flush=True))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(asdict(found), indent=1))
+        Path(arguments.json).write_bytes(msgspec.json.encode(found))
     return report(found)
 
 

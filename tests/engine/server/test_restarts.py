@@ -171,6 +171,19 @@ def test_no_time_or_a_second_signal_ends_them(start_server, options, signals) ->
     assert server.process.wait(20) == 0
 
 
+def test_a_third_signal_leaves_no_core_behind(start_server) -> None:
+    server = start_server(*TINY)
+    core = core_of(server)
+    with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
+        next(line for line in response.iter_lines() if line)
+        core.suspend()  # it cannot notice that nobody is there any more
+        for _ in range(3):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)  # two at once are one
+        assert server.process.wait(20) == 128 + signal.SIGTERM
+    until(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE)
+
+
 def test_a_death_while_it_stops_is_told_and_starts_nothing(start_server) -> None:
     server = start_server(*TINY)
     with server.http as http, http.stream("POST", "/v1/completions", json=LONG) as response:
