@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 import os
+import select
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from engine.log import say
 
 KeyDigest = NewType("KeyDigest", bytes)  # SHA-256 of a key
 LEAST, MOST = 8, 512  # characters of a key
+PIPE_SECONDS = 5.0  # that whoever writes to a pipe has to begin
 MOST_FILE = 1 << 20  # bytes of a key file
 _LEAST_HIDDEN = 4  # characters: what is shorter is a part of every message
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -47,8 +49,14 @@ def read_keys(given: Sequence[str] | None, file: str | None, flag: str) -> tuple
 def _read_file(file: str, place: str) -> list[str]:
     """The keys in a file, one a line. Warns of a file that others may read or change."""
     try:
-        with Path(file).expanduser().open("rb") as opened:
+        # Not blocking: a pipe that nobody writes to would hold up the start.
+        with open(
+            Path(file).expanduser(), "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+        ) as opened:
             mode = os.fstat(opened.fileno()).st_mode
+            if stat.S_ISFIFO(mode) and not select.select([opened], [], [], PIPE_SECONDS)[0]:
+                raise argparse.ArgumentTypeError(f"{place}: nobody has written to this pipe for {PIPE_SECONDS:g} s")
+            os.set_blocking(opened.fileno(), True)
             data = opened.read(MOST_FILE + 1)
         if len(data) > MOST_FILE:
             raise argparse.ArgumentTypeError(f"{place}: holds more than {MOST_FILE:,} bytes")

@@ -7,7 +7,7 @@ import resource
 
 from engine.log import event
 
-SPARE = 256  # files besides the connections that are served: libraries, the core, connections just accepted or refused
+SPARE = 256  # files, or half of them where there are few, besides the connections that are served: libraries, the core, connections just accepted or refused
 _log = logging.getLogger(__name__)
 
 
@@ -22,7 +22,7 @@ def allow(connections: int) -> int:
             soft = raised
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections
-    fit = max(1, soft - SPARE)
+    fit = min(connections, max(1, soft - min(SPARE, soft // 2)))
     if fit < connections:
         message = f"--max-connections {connections} is more than {soft} open files (ulimit -n) allow; {fit} are taken"
         event(_log, logging.WARNING, "few_open_files", message, wanted=connections, taken=fit)

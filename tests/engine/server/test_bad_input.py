@@ -151,7 +151,7 @@ def test_numbers_that_no_float_holds(http) -> None:
 @pytest.mark.parametrize("value", ["1e400", '{"a": [1e400]}', "[1e400]"])
 def test_numbers_that_no_float_holds_where_anything_may_be(http, place: str, value: str) -> None:
     within = {"chat_template_kwargs": '{"x": %s}', "tool_choice": "%s", "tools": "[%s]"}[place] % value
-    body = '{"messages": [{"role": "user", "content": "hi"}], "%s": %s}' % (place, within)
+    body = f'{{"messages": [{{"role": "user", "content": "hi"}}], "{place}": {within}}}'
     response = http.post(CHAT, content=body)
     assert response.status_code == 400, response.text
     assert place in response.json()["error"]["message"]
