@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import logging
 import os
-import select
 import re
+import select
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path

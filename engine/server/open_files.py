@@ -7,7 +7,8 @@ import resource
 
 from engine.log import event
 
-SPARE = 256  # files, or half of them where there are few, besides the connections that are served: libraries, the core, connections just accepted or refused
+# Files besides the connections that are served: libraries, the core, connections just accepted or refused. Of few, half.
+SPARE = 256
 _log = logging.getLogger(__name__)
 
 

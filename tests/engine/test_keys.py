@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from engine import keys
 from engine.cli import make_parser
 from engine.keys import digest, hide_keys, is_one_of, key, name_of, read_keys, without_secrets
 from engine.serve_command import settings
@@ -75,7 +74,7 @@ def test_a_pipe_is_a_file_of_keys(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "PIPE_SECONDS", 0.1)
+    monkeypatch.setattr("engine.keys.PIPE_SECONDS", 0.1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(argparse.ArgumentTypeError, match="nobody has written to this pipe"):
