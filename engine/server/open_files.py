@@ -7,7 +7,7 @@ import resource
 
 from engine.log import event
 
-# Files besides the connections that are served: libraries, the core, connections just accepted or refused. Of few, half.
+# Files besides the connections that are served: libraries, the core, connections just accepted; of few files, half.
 SPARE = 256
 _log = logging.getLogger(__name__)
 
