@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HubTokenizer
 from engine.chat_template import ChatTemplate, ChatTemplateError
 from engine.detokenizer import TokenBytes, UnsupportedTokenizerError
 
+CACHED_WORDS = 2000
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its batches are of one: threads of its own would only wait
 
 
@@ -41,8 +42,16 @@ class Tokenizer:
             raise TokenizerError(f"{path}: {error}") from error
         except Exception as error:  # tokenizers raises bare Exception
             raise TokenizerError(f"cannot read the tokenizer in {folder}: {error}") from error
+        self._bound_cache()
         self._hub.no_padding()
         self._hub.no_truncation()
+
+    def _bound_cache(self) -> None:
+        """The library remembers how it split the first 10,000 words of up to 256 characters, some 100 bytes a token:
+        where words are whole texts, more than 100 MiB."""
+        resize = getattr(self._hub.model, "_resize_cache", None)  # as it has it since 0.21; others remember nothing
+        if resize is not None:
+            resize(CACHED_WORDS)
 
     @property
     def vocab_size(self) -> int:

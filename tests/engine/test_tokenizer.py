@@ -1,6 +1,8 @@
 """Prompts and ids are those of transformers, without transformers."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,17 @@ def test_missing_and_corrupt_files(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TokenizerError, match="cannot read"):
         Tokenizer(tmp_path)
+
+
+def test_texts_that_are_one_word_each_are_not_remembered_for_ever() -> None:
+    """Ten thousand words of 250 characters took 100 MiB and more of the library's own cache."""
+    code = (
+        "import random; from engine.loading.resolve import resolve_model; from engine.tokenizer import Tokenizer;"
+        "tokenizer = Tokenizer(resolve_model('tiny', 0).folder); chance = random.Random(1);"
+        "size = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096 // 2**20;"
+        "word = lambda: ''.join(chance.choice('0123456789abcdef') for _ in range(250));"
+        "tokenizer.encode(word()); before = size();"
+        "[tokenizer.encode(word()) for _ in range(10_000)]; print(size() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 60
