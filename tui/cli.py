@@ -62,6 +62,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("panel", f"begin with one panel over the whole screen: {', '.join(_PANELS)}", one_of(*_PANELS), "NAME"),
     Option("frames", "frames a second at most (default: 10)", number(0.5, 60.0), "N", 10.0),
     Option("web_host", "the address that --web listens on (default: 127.0.0.1)", str, "HOST", "127.0.0.1"),
+    Option("web_name", "another name that browsers may call it by: of a proxy in front of it", str, "NAME"),
     Option("web_port", "and its port (default: 8080)", whole(1, 65535), "PORT", 8080),
     Option("config", "a file of options (default: ~/.config/paged-top/config.toml, if it exists)", Path, "FILE"),
     Option("demo", "also replay traces/chat500.jsonl against it", default=False, play=False),
@@ -70,6 +71,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("readonly", "never change the engine", default=False, play=False),
     Option("ascii", "draw with ASCII alone (default: by the terminal)"),
     Option("web", "serve the screen to browsers instead", default=False),
+    Option("insecure", "let --web listen beyond loopback, though it asks nobody for a key", default=False),
 )  # fmt: skip
 
 _KEY, _KEY_FILE = (option for option in OPTIONS if option.name in ("admin_key", "admin_key_file"))
@@ -178,6 +180,29 @@ def _check(parser: Parser, options: argparse.Namespace, terminal: bool) -> None:
         parser.error("--model is for an engine that is started; --url names one that runs")
     if options.demo and options.readonly and not terminal:
         parser.error("--demo without a terminal switches modes, which --readonly forbids")
+    if options.web:
+        _check_web(parser, options)
+
+
+def _check_web(parser: Parser, options: argparse.Namespace) -> None:
+    """Beyond loopback whoever comes is at the keys: that must be meant."""
+    from tui.hosts import is_beyond_loopback
+
+    try:
+        if not is_beyond_loopback(options.web_host):
+            return
+    except (OSError, UnicodeError) as error:
+        parser.error(f"--web-host: {options.web_host}: {str(getattr(error, 'strerror', None) or error).lower()}")
+    whoever = f"--web-host: whoever reaches {options.web_host or 'this machine'}"
+    if not options.insecure:
+        parser.error(
+            f"{whoever} would be at the keys of this screen, for --web asks for no password; leave it on 127.0.0.1 "
+            "with a proxy that does in front (see docs/security.md), or say --insecure"
+        )
+    can = "see this screen and record to files here"
+    if not options.readonly and not options.play:
+        can = "steer the engine (unless --readonly), see this screen and record to files here"
+    print(f"paged-top: warning: --insecure: {whoever} can {can}", file=sys.stderr)
 
 
 def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutine[Any, Any, int]:
@@ -308,6 +333,7 @@ def _replay(trace: Path | None) -> Replay | None:
 async def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Serve pages: without --url all of them show one engine, which is started here."""
     from tui.engine_process import EngineFailed, EngineProcess
+    from tui.hosts import name_in
     from tui.web import NoWeb, serve
 
     own = None if options.url or options.play else EngineProcess(options.model)
@@ -322,8 +348,9 @@ async def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
         print("paged-top: starting an engine", file=sys.stderr)
         return [*command, "--model=", "--url", await own.start()]
 
+    names = {name_in(name) for name in (options.web_host, options.web_name) if name}
     try:
-        await serve(options.web_host, options.web_port, started)
+        await serve(options.web_host, options.web_port, names, started)
     except NoWeb as error:
         print(f"paged-top: error: --web: {error}", file=sys.stderr)
         return 1

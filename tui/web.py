@@ -9,13 +9,16 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tui.hosts import is_beyond_loopback, is_loopback, name_in
+
 if TYPE_CHECKING:
     from aiohttp import web
+    from aiohttp.typedefs import Handler, Middleware
 
 STOP_SECONDS = 5.0  # for the pages' programs, when the server ends
 FONT_SIZE = 16  # pixels
@@ -27,10 +30,11 @@ class NoWeb(Exception):
     """It cannot be served; the message says why."""
 
 
-async def serve(host: str, port: int, started: Callable[[], Awaitable[Sequence[str]]]) -> None:
+async def serve(host: str, port: int, names: Collection[str], started: Callable[[], Awaitable[Sequence[str]]]) -> None:
     """Serve until interrupted. Raises NoWeb, and what `started` raises.
 
-    `started` is awaited once the address is ours; it gives the arguments of the paged-top that each page starts.
+    `names`: what browsers may call this server on loopback, besides that. `started` is awaited once the address is
+    ours; it gives the arguments of the paged-top that each page starts.
     """
     if find_spec("textual_serve") is None:
         raise NoWeb("it needs the package textual-serve: pip install textual-serve")
@@ -38,6 +42,8 @@ async def serve(host: str, port: int, started: Callable[[], Awaitable[Sequence[s
 
     pages = _Pages()
     app = web.Application()
+    if not is_beyond_loopback(host):
+        app.middlewares.append(_only_named(names))
     app.add_routes([web.get("/", pages.page), web.get("/ws", pages.screen), web.static("/static", pages.statics)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
     await runner.setup()
@@ -77,7 +83,7 @@ class _Pages:
 
         text = self._template.render(
             font_size=FONT_SIZE,
-            app_websocket_url=f"{'wss' if request.secure else 'ws'}://{request.host}/ws",
+            app_websocket_url=f"{'wss' if _is_secure(request) else 'ws'}://{request.host}/ws",
             config={"static": {"url": "/static/"}},
             application={"name": "paged-top"},
         )
@@ -108,6 +114,27 @@ class _Pages:
             task.cancel()
         if self._open:
             await asyncio.wait(self._open, timeout=STOP_SECONDS)
+
+
+def _only_named(names: Collection[str]) -> Middleware:
+    """Keep out a page that makes its own name point to this machine: it names itself in `Host`."""
+    from aiohttp import web
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = request.headers.get("Host")
+        if host is None or is_loopback(name := name_in(host)) or name in names:
+            return await handler(request)
+        raise web.HTTPForbidden(
+            text=f"{ascii(name)[1:-1]} is no name of this server; --web-name at its start sets one\n"
+        )
+
+    return check
+
+
+def _is_secure(request: web.Request) -> bool:
+    """Whether the browser asked by https: a proxy in front tells."""
+    return request.secure or request.headers.get("X-Forwarded-Proto") == "https"
 
 
 def _why(error: Exception) -> str:

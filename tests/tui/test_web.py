@@ -32,10 +32,13 @@ def port():
 
 
 @asynccontextmanager
-async def serving(port):
+async def serving(port, *arguments):
     """The server as an environment variable asks for it, which its pages' programs see too."""
     server = await asyncio.create_subprocess_exec(
-        *command(port), env={**CLEAN, "PAGED_TOP_WEB": "1"}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        *command(port, *arguments),
+        env={**CLEAN, "PAGED_TOP_WEB": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
     try:
         line = await asyncio.wait_for(server.stderr.readline(), 30)
@@ -90,6 +93,67 @@ async def test_a_page_of_another_site_cannot_press_keys(port):
         with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
             await client.ws_connect(f"http://127.0.0.1:{port}/ws", origin="http://elsewhere.example")
         assert not programs(server)
+
+
+async def test_another_name_that_leads_to_loopback_is_kept_out(port):
+    async with serving(port, "--web-name", "top.example") as server, aiohttp.ClientSession() as client:
+        for host, status in (
+            ("evil.example", 403),
+            ("127.0.0.1.evil.example", 403),
+            ("0.0.0.0", 403),
+            (f"evil.example:{port}", 403),
+            (f"localhost:{port}", 200),
+            ("[::1]", 200),
+            ("127.0.0.9", 200),
+        ):
+            for path in ("/", "/static/css/xterm.css"):
+                async with client.get(f"http://127.0.0.1:{port}{path}", headers={"Host": host}) as reply:
+                    assert (host, path, reply.status) == (host, path, status)
+        rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await client.ws_connect(f"http://127.0.0.1:{port}/ws", headers=rebound)
+        assert not programs(server)
+        proxied = {"Host": "top.example", "X-Forwarded-Proto": "https"}
+        async with client.get(f"http://127.0.0.1:{port}/", headers=proxied) as reply:
+            assert '"wss://top.example/ws"' in await reply.text()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_it_does_not_listen_beyond_loopback_unless_that_is_meant(port, host):
+    done = subprocess.run(
+        command(port, "--web", f"--web-host={host}"), capture_output=True, text=True, env=CLEAN, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "error: --web-host: whoever reaches" in line
+    assert "proxy" in line
+    assert "--insecure" in line
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_beyond_loopback_it_warns_who_may_do_what(port, readonly):
+    arguments = ["--web", "--web-host", "0.0.0.0", "--web-port", str(port), "--url", "http://127.0.0.1:9"]
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tui.cli", *arguments, *(["--readonly"] if readonly else [])),
+        env={**CLEAN, "PAGED_TOP_INSECURE": "1"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        warned = (await asyncio.wait_for(server.stderr.readline(), 30)).decode()
+        await asyncio.wait_for(server.stderr.readline(), 30)
+        assert warned.startswith("paged-top: warning: --insecure: --web-host: whoever reaches 0.0.0.0 can ")
+        assert ("steer the engine (unless --readonly)" in warned) == (not readonly)
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"http://127.0.0.1:{port}/", headers={"Host": "any.example"}) as reply,
+        ):
+            assert reply.status == 200
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), 30) == 0
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
 
 
 async def test_a_closed_page_ends_its_program(port):
