@@ -16,8 +16,11 @@ class Keys:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self:
-        """As a command was given them."""
-        return cls(arguments.api_key, arguments.admin_key)
+        """As a command was given them: a key itself goes before one in a file."""
+        return cls(
+            arguments.api_key if arguments.api_key is not None else arguments.api_key_file,
+            arguments.admin_key if arguments.admin_key is not None else arguments.admin_key_file,
+        )
 
     @property
     def client(self) -> str | None:

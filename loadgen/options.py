@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ EXIT_INTERRUPTED = 130
 ENGINE_MODEL = "smollm2-135m"
 FORMATS = ("paged-top-chat", "mooncake", "bailian", "burstgpt", "azure", "sharegpt", "vllm", "openai-batch", "aiperf")
 UNITS = ("s", "ms", "us")
+_COMMENT = re.compile(r"(^|\s)#.*")  # a key may have one too, but no space before it
+_KEY_FILE = 1 << 20  # characters that are read of one
 LEAST, MOST = 1e-9, 1e9  # of any number above 0: times divided by it stay finite
 
 
@@ -100,6 +103,34 @@ def api_key(text: str) -> str:
     if not unicode_text(text).isprintable():
         raise argparse.ArgumentTypeError("expected a key without line ends or other control characters")
     return text
+
+
+def key_in_file(text: str) -> str:
+    """The first key of a file as a paged-engine takes it: one a line, `#` begins a comment."""
+    try:
+        with open(os.path.expanduser(text), encoding="utf-8") as file:
+            lines = file.read(_KEY_FILE).splitlines()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
+    except ValueError:  # of its text, or of its name
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}: it is not UTF-8 text") from None
+    for number, line in enumerate(lines, 1):
+        if key := _COMMENT.sub("", line).strip():
+            try:
+                return api_key(key)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentTypeError(f"{text}, line {number}: {error}") from None
+    raise argparse.ArgumentTypeError(f"expected a key in {text}, got none")
+
+
+def key_options(add: OptionAdder) -> None:
+    """The keys of whoever asks a server. For `Keys.of`."""
+    hide = "; others on this machine can read it in `ps`: the file or the variable hides it"
+    add("--api-key", api_key, None, f"sent as the bearer token{hide}", metavar="KEY")
+    add("--api-key-file", key_in_file, None, "a file whose first key is that; `#` begins a comment", metavar="FILE")
+    engine = f"the same to a paged-engine's own routes, /engine; opens /v1 too{hide}"
+    add("--admin-key", api_key, None, engine, metavar="KEY")
+    add("--admin-key-file", key_in_file, None, "a file whose first key is that", metavar="FILE")
 
 
 def yes_or_no(text: str) -> bool:

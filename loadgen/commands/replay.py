@@ -13,8 +13,8 @@ from loadgen.options import (
     UNITS,
     Commands,
     OptionAdder,
-    api_key,
     engine_arguments,
+    key_options,
     positive_float,
     positive_int,
     server_url,
@@ -50,8 +50,7 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
-    add("--api-key", api_key, None, "sent as the bearer token", metavar="KEY")
-    add("--admin-key", api_key, None, "the same to a paged-engine's own routes, /engine; opens /v1 too", metavar="KEY")
+    key_options(add)
     add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
 
     add = OptionAdder(parser.add_argument_group("what is asked"))

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from loadgen.commands.replay import EPILOG
-from loadgen.options import Commands, OptionAdder, api_key, server_url, yes_or_no
+from loadgen.options import Commands, OptionAdder, key_options, server_url, yes_or_no
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,8 +18,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("file", type=Path, metavar="RUN", help="the file that `replay --out` wrote")
     add = OptionAdder(parser)
     add("--url", server_url, None, "the server, if it has moved (default: as the run had it)", metavar="URL")
-    add("--api-key", api_key, None, "sent as the bearer token", metavar="KEY")
-    add("--admin-key", api_key, None, "the same to a paged-engine's own routes, /engine; opens /v1 too", metavar="KEY")
+    key_options(add)
     add("--json", Path, None, "write the figures to FILE", metavar="FILE")
     add("--no-plots", yes_or_no, False, "tables only")
 

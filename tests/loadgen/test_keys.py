@@ -88,6 +88,46 @@ async def test_keys_open_their_routes_and_are_told_nowhere(tmp_path: Path, worke
     assert not any(b"s3cret" in data for data in (*lines, printed.encode(), err.encode(), written(out)))
 
 
+async def test_keys_may_be_in_files_as_the_engine_reads_them(tmp_path: Path) -> None:
+    trace, client, admin = write_trace(tmp_path / "t.jsonl", 1), tmp_path / "api.key", tmp_path / "admin.key"
+    client.write_text("# of clients\n\nclient-s3cret # since May\nanother-key\n")
+    admin.write_text("admin-s3cret\n")
+    async with Locked("client-s3cret") as server:
+        files = ("--api-key-file", client, "--admin-key-file", admin)
+        code, printed, err = await loadgen("replay", trace, "--url", server.url, *files)
+        assert (code, server.refused) == (0, 0), err
+        assert "s3cret" not in printed + err
+        code, _, err = await loadgen(  # the key itself goes before its file
+            *("replay", trace, "--url", server.url, "--admin-key", "wr0ng"),
+            LOADGEN_API_KEY_FILE=str(client),
+            LOADGEN_ADMIN_KEY_FILE=str(admin),
+        )
+        assert (code, server.refused) == (3, 1), err
+    for text, words in (
+        ("# nothing\n", "got none"),
+        ("\n# a\nbad\x01s3cret\n", "line 3: expected a key"),
+        (None, "No such file"),
+    ):
+        client.unlink(missing_ok=True)
+        if text is not None:
+            client.write_text(text)
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--api-key-file", client)
+        assert code == 2
+        assert "--api-key-file" in err
+        assert words in err
+        assert "s3cret" not in err
+
+
+@pytest.mark.parametrize("command", ["replay", "sweep", "compare", "resume"])
+async def test_each_command_that_takes_keys_takes_files_of_them(command: str) -> None:
+    code, out, _ = await loadgen(command, "--help")
+    told = " ".join(out.split())
+    assert code == 0
+    assert "--api-key-file FILE" in told
+    assert "--admin-key-file FILE" in told
+    assert "can read it in `ps`" in told
+
+
 async def test_the_admin_key_opens_both(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.jsonl", 1)
     async with Locked("admin-s3cret") as server:
