@@ -53,7 +53,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("url", "attach to this engine; without it one is started, and stopped at the end", server_url, "URL",
            play=False),
     Option("admin_key", "the engine's admin key; the variable or a file hides it from `ps`", secret, "KEY", play=False),
-    Option("admin_key_file", "a file whose first line is that key, unless the key is given", Path, "FILE", play=False),
+    Option("admin_key_file", "a file whose first key that is, unless the key is given", Path, "FILE", play=False),
     Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
     Option("trace", "what a replay plays (default: traces/chat500.jsonl)", Path, "FILE", play=False),
     Option("speed", "how many times as fast as recorded (default: 1)", number(0.1, 1000.0), "X", 1.0, live=False),

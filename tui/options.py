@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 ENVIRONMENT = "PAGED_TOP_"
 _PLACE = re.compile(r"([^@]*@)?(\[[^\[\]]+\]|[^\[\]:@]+)(:\d+)?")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
+_COMMENT = re.compile(r"(^|\s)#.*")  # a key may have one too, but no space before it
+_KEY_FILE = 1 << 20  # characters that are read of one
 USAGE = 2
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -78,16 +80,21 @@ def secret(text: str) -> str:
 
 
 def secret_in(path: Path) -> str:
-    """The key that is the first line of a file. Raises ArgumentTypeError."""
+    """The first key of a file as the engine takes it: one a line, `#` begins a comment. Raises ArgumentTypeError."""
     try:
         with path.open(encoding="utf-8") as file:
-            return secret(file.readline(1 << 16).strip())
+            lines = file.read(_KEY_FILE).splitlines()
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, ValueError):
+    except ValueError:  # of its text, or of its name
         raise argparse.ArgumentTypeError(f"{path}: is not UTF-8 text") from None
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{path}: its first line {error}") from None
+    for number, line in enumerate(lines, 1):
+        if text := _COMMENT.sub("", line).strip():
+            try:
+                return secret(text)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentTypeError(f"{path}: line {number} {error}") from None
+    raise argparse.ArgumentTypeError(f"{path}: must hold a key, and has none")
 
 
 def number(low: float, high: float) -> Callable[[str], float]:

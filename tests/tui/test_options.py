@@ -130,7 +130,7 @@ def test_a_key_is_given_by_itself_or_in_a_file_and_never_told(tmp_path, monkeypa
     file.write_text("s3cret with space\n")
     for arguments, words in (
         (("--admin-key", "s3cret\n"), "argument --admin-key: must be printable ASCII without spaces"),
-        (("--admin-key-file", str(file)), "its first line must be printable ASCII"),
+        (("--admin-key-file", str(file)), "line 1 must be printable ASCII"),
         (("--admin-key-file", str(tmp_path / "none")), "none: No such file or directory"),
         (("--admin-key-file", str(tmp_path)), "Is a directory"),
     ):
@@ -139,6 +139,30 @@ def test_a_key_is_given_by_itself_or_in_a_file_and_never_told(tmp_path, monkeypa
         told = capsys.readouterr().err
         assert words in told
         assert "s3cret" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("# ours\n\n  a-key-of-ours  \nanother-key\n", "a-key-of-ours"),
+        ("a-key # since May\n", "a-key"),
+        ("a#key\n", "a#key"),
+        ("\t# one\r\n#two\r\nthird-key\r\n", "third-key"),
+    ],
+)
+def test_a_key_file_is_read_as_the_engine_reads_it(tmp_path, text, first):
+    file = tmp_path / "key"
+    file.write_text(text)
+    assert options("--admin-key-file", str(file)).admin_key == first
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# only words\n"])
+def test_a_key_file_without_a_key_is_refused(tmp_path, capsys, text):
+    file = tmp_path / "key"
+    file.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        options("--admin-key-file", str(file))
+    assert "key: must hold a key, and has none" in capsys.readouterr().err
 
 
 def test_keys_are_taken_off_the_command_line_of_a_page():
