@@ -187,6 +187,19 @@ class _Parser(argparse.ArgumentParser):
             self.exit(unwritten)
 
 
+class FileName(str):
+    """A file's name, and the environment variable that gave it: errors of reading the file name that one."""
+
+    variable: str | None = None
+
+
+def file_name(text: str) -> FileName:
+    """Raises ArgumentTypeError for none."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a file's name, got ''")
+    return FileName(text)
+
+
 class _FromEnvironment(str):
     """An option's text from an environment variable.
 
@@ -227,6 +240,8 @@ def _converter(action: argparse.Action) -> Callable[[str], Any]:
             value = [convert(word) for word in text.split()] if action.nargs == "+" else convert(str(text))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{text.variable}: {error}") from None
+        if isinstance(value, FileName):
+            value.variable = text.variable
         if action.choices is not None and value not in action.choices:
             allowed = ", ".join(action.choices)
             raise argparse.ArgumentTypeError(f"{text.variable}: must be one of {allowed}, got {str(text)!r}")

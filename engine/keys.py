@@ -22,6 +22,7 @@ PIPE_SECONDS = 5.0  # that whoever writes to a pipe has to begin
 MOST_FILE = 1 << 20  # bytes of a key file
 _LEAST_HIDDEN = 4  # characters: what is shorter is a part of every message
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_COMMENT = re.compile(r"(^|\s)#.*")  # a key may have one too, but no space before it
 _KEY_OPTION = re.compile(r"--a(?:p|pi|pi-.*|d|dm.*)?(?<!-file)")  # also shortened; those of files are given no key
 
 
@@ -38,11 +39,15 @@ def digest(text: str) -> KeyDigest:
     return KeyDigest(hashlib.sha256(text.encode(errors="surrogateescape")).digest())
 
 
-def read_keys(given: Sequence[str] | None, file: str | None, flag: str) -> tuple[KeyDigest, ...]:
-    """The keys of an option and of its file. Raises ArgumentTypeError that names the flag and tells no key."""
+def read_keys(
+    given: Sequence[str] | None, file: str | None, flag: str, source: str | None = None
+) -> tuple[KeyDigest, ...]:
+    """The keys of an option and of its file, which `source` named (None: the flag's `-file` option). Raises
+    ArgumentTypeError that names the flag, or the source, and tells no key."""
     if given is not None and not given:  # an environment variable that somebody meant to fill
         raise argparse.ArgumentTypeError(f"{flag}: must be at least one key, got none (leave it out for no key)")
-    keys = [*(given or ()), *(_read_file(file, f"{flag}-file {file}") if file is not None else ())]
+    place = f"{source or f'{flag}-file'} {file}"
+    keys = [*(given or ()), *(_read_file(file, place) if file is not None else ())]
     return tuple(dict.fromkeys(map(digest, keys)))
 
 
@@ -68,7 +73,7 @@ def _read_file(file: str, place: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{place}: cannot read it: {reason}") from None
     keys = []
     for number, line in enumerate(lines, 1):
-        if (text := line.strip()) and not text.startswith("#"):
+        if text := _COMMENT.sub("", line).strip():
             try:
                 keys.append(key(text))
             except argparse.ArgumentTypeError as error:

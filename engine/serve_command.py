@@ -14,10 +14,12 @@ from engine.cli import (
     LEAST_MODEL_LEN,
     MOST,
     Adder,
+    FileName,
     add_control,
     add_model,
     between,
     chosen_control,
+    file_name,
     number,
     size,
     size_or_none,
@@ -26,13 +28,14 @@ from engine.cli import (
 )
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.faults import parse
-from engine.keys import key, read_keys
+from engine.keys import KeyDigest, key, read_keys
 from engine.protocol import Quantize
 from engine.sampling_params import MAX_N, MAX_STOPS, MAX_TOP_LOGPROBS
 from engine.server.origins import allowed_host, allowed_origin, is_loopback
 from engine.server.settings import Access, Limits, LogFormat, Logging, LogLevel, Recovery, ServeSettings
 
 MOST_SECONDS = 7 * 86_400.0
+_DTYPE = "of weights and KV (default: auto, bfloat16 where the hardware multiplies it, else float32)"
 
 
 def add_command(commands: Any) -> None:
@@ -55,7 +58,7 @@ def _add_engine(add: Adder) -> None:
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=between(0, 65535), default=8000, help="0 picks a free one (default: %(default)s)")
-    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help="of weights and KV")
+    add("--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto", help=_DTYPE)
     add(
         "--quantize",
         choices=get_args(Quantize),
@@ -69,7 +72,7 @@ def _add_engine(add: Adder) -> None:
         "--max-model-len",
         type=between(LEAST_MODEL_LEN),
         metavar="N",
-        help="tokens per request, prompt and answer together",
+        help="tokens per request, prompt and answer together (default: what the model and the KV blocks take)",
     )
     add_control(add)
     add(
@@ -124,7 +127,7 @@ def _add_access(add: Adder) -> None:
             metavar="KEY",
             help=f"that clients must show for {what}; others on this machine can read it here: a file is better",
         )
-        add(f"--{who}-key-file", metavar="FILE", help="of such keys, one a line")
+        add(f"--{who}-key-file", type=file_name, metavar="FILE", help="of such keys, one a line")
     add(
         "--allowed-host",
         nargs="+",
@@ -229,8 +232,8 @@ def settings(arguments: argparse.Namespace) -> ServeSettings:
         **{name: getattr(arguments, name) for name in Limits.__struct_fields__},
     )
     access = Access(
-        api_keys=read_keys(arguments.api_key, arguments.api_key_file, "--api-key"),
-        admin_keys=read_keys(arguments.admin_key, arguments.admin_key_file, "--admin-key"),
+        api_keys=_keys(arguments.api_key, arguments.api_key_file, "--api-key"),
+        admin_keys=_keys(arguments.admin_key, arguments.admin_key_file, "--admin-key"),
         allowed_hosts=tuple(arguments.allowed_host or ()),
         allowed_origins=tuple(arguments.allowed_origin or ()),
         show_text=not arguments.no_text,
@@ -248,6 +251,10 @@ def settings(arguments: argparse.Namespace) -> ServeSettings:
     )
 
 
+def _keys(given: list[str] | None, file: FileName | None, flag: str) -> tuple[KeyDigest, ...]:
+    return read_keys(given, file, flag, None if file is None else file.variable)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     log.configure(arguments.log_format, arguments.log_level, "api")
     try:
@@ -262,6 +269,8 @@ def _serve(arguments: argparse.Namespace) -> int:
                 return unusable(f"{danger}; set one (--api-key-file, see docs/security.md), or say --insecure")
             log.say(f"--insecure: {danger}", level=logging.WARNING)
         listener = _bind(address)
+        if arguments.fault:
+            log.say(f"--fault: faults will be made to happen: {' '.join(arguments.fault)}", level=logging.WARNING)
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
         reason = getattr(error, "strerror", None) or error
         return unusable(f"--host, --port: cannot listen on {arguments.host} port {arguments.port}: {reason}")

@@ -22,10 +22,13 @@ class ModelRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """Whether requests can be answered, how often the engine was started again, and what it last died of. Where
-        there are keys, that is for those who have one: it may name folders of this machine."""
+        there are keys, that is for those who have one: it may name folders of this machine. That the server stops
+        is for everybody: what balances loads has no key."""
         reason, death = self._service.unready_reason, self._service.last_death
         if is_stranger(request, self._service.settings.access):
-            reason, death = None if reason is None else "the engine cannot serve now", None
+            death = None
+            if reason is not None and not self._service.stopping:
+                reason = "the engine cannot serve now"
         told: dict[str, object] = {"restarts": self._service.restarts}
         if death is not None:
             told["last_failure"] = {"reason": death.reason, "unix": round(death.unix, 3)}

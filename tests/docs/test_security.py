@@ -176,6 +176,8 @@ def test_the_commands_work_in_their_order(tmp_path: Path) -> None:
             assert process.wait(20) == 0
     for name in ("api.key", "admin.key"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    ignored = Path(__file__).parents[2] / ".gitignore"
+    assert "*.key" in ignored.read_text().splitlines()
 
 
 def test_the_readme_leads_here() -> None:

@@ -88,6 +88,7 @@ def test_bad_sizes(text: str) -> None:
         (["--nonsense\n\x1b[2J"], [r"--nonsense\n\x1b[2J"]),
         (["--host", "a\nb"], ["--host", r"a\nb"]),
         (["--api-key-file", "a\nb"], ["--api-key-file", r"a\nb"]),
+        (["--admin-key-file", ""], ["--admin-key-file", "must be a file's name"]),
     ],
 )
 def test_bad_flags(arguments: list[str], words: list[str]) -> None:
@@ -107,6 +108,12 @@ def test_bad_flags(arguments: list[str], words: list[str]) -> None:
 )
 def test_bad_environment(name: str, value: str, word: str) -> None:
     check_one_line(run("serve", **{name: value}), name, word)
+
+
+def test_help_tells_defaults() -> None:
+    told = " ".join(run("serve", "--help").stdout.split())
+    assert "of weights and KV (default: auto" in told
+    assert "prompt and answer together (default: what" in told
 
 
 def test_bad_environment_of_one_command_breaks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

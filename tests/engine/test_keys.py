@@ -64,6 +64,11 @@ def test_keys_come_from_all_places_together(tmp_path: Path, monkeypatch: pytest.
     assert "file-key" not in repr(access)
 
 
+def test_comments_in_a_file(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "bobs-key-1 # bob\n# nobody\nanns#key#1\t#ann # once more\n  #\nlast-key-1#")
+    assert read_keys(None, file, "--api-key") == tuple(map(digest, ("bobs-key-1", "anns#key#1", "last-key-1#")))
+
+
 def test_a_pipe_is_a_file_of_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"piped-key-1\n")
@@ -104,6 +109,22 @@ def test_bad_files(tmp_path: Path, text: str | bytes, words: str) -> None:
 def test_files_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"--api-key-file.*cannot read it"):
         read_keys(None, str(tmp_path / name), "--api-key")
+
+
+@pytest.mark.parametrize("variable", ["PAGED_ENGINE_API_KEY_FILE", "PAGED_ENGINE_ADMIN_KEY_FILE"])
+def test_a_file_that_the_environment_names(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "missing"))
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{variable} {tmp_path}/missing: cannot read it: No such"):
+        parsed()
+    option = "--" + variable.removeprefix("PAGED_ENGINE_").lower().replace("_", "-")
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{option} {tmp_path}/other: cannot read it"):
+        parsed(option, str(tmp_path / "other"))
+    monkeypatch.setenv(variable, "")
+    with pytest.raises(SystemExit):
+        parsed()
+    assert f"{variable}: must be a file's name, got ''" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def test_a_request_that_no_token_is_left_for_fails_and_the_engine_serves_on(star
         assert http.post("/v1/completions", json=body).json()["choices"][0]["finish_reason"] == "length"
     assert server.snapshot()["counters"]["failed"] == 1
     assert server.stop() == 0
-    (line,) = server.stderr.read_text().splitlines()
+    warned, line = server.stderr.read_text().splitlines()
+    assert warned == "paged-engine: --fault: faults will be made to happen: nan@1"
     assert "status=500" in line
     assert "no token can be chosen" in line
 

@@ -139,17 +139,18 @@ def test_without_restarts_the_server_ends_with_its_core(start_server) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_requests_end(start_server, number) -> None:
-    server = start_server(*TINY)
+    server = start_server(*TINY, "--admin-key", "the-admin-key")
     whole = {**LONG, "max_tokens": 400}
     with server.http as http, server.http as other, http.stream("POST", "/v1/completions", json=whole) as response:
         lines = (line for line in response.iter_lines() if line)
         next(lines)
         server.process.send_signal(number)
         told = until(lambda: None if (answer := other.get("/health")).status_code == 200 else answer)
-        assert told.json()["reason"] == "the server is shutting down"
+        assert told.json()["reason"] == "the server is shutting down"  # also to those without a key
         refused = other.post("/v1/completions", json=SHORT)
         assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
-        assert len(other.get("/engine/snapshot").json()["requests"]) == 1  # it can be watched to its end
+        watched = other.get("/engine/snapshot", headers={"Authorization": "Bearer the-admin-key"})
+        assert len(watched.json()["requests"]) == 1  # it can be watched to its end
         rest = list(lines)
     assert '"finish_reason":"length"' in rest[-2]
     assert server.process.wait(20) == 0
