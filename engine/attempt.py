@@ -67,9 +67,13 @@ def one_line(error: Exception) -> str:
     return text if len(text) <= LONGEST_TOLD else f"{text[: LONGEST_TOLD - 1]}…"
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _failed(rows: Sequence[PlannedRow], error: Exception, begun: float) -> StepResult:
     told = one_line(error)
-    logger.error("computing a step of %d rows failed: %s", len(rows), told, exc_info=error)
+    logger.error("computing a step of %s failed: %s", _counted(len(rows), "row"), told, exc_info=error)
     why = f"the step that computed this request failed: {told}; the engine goes on"
     lost = {row.request_id: why for row in rows}
     fault = f"computing failed: {told}"
@@ -104,9 +108,10 @@ def _in_parts(compute: Compute, rows: Sequence[PlannedRow], begun: float) -> Ste
         if row.request_id in failed:
             failed |= dict.fromkeys((one.id for one in row.siblings), failed[row.request_id])
     tokens = sum(row.count for row in rows)
-    fault = f"not enough memory to compute {tokens} tokens at once: they were computed in {len(results)} parts"
+    fault = f"not enough memory to compute {_counted(tokens, 'token')} at once: they were computed in "
+    fault += _counted(len(results), "part")
     if lost:
-        fault += f"; {len(lost)} of its {len(rows)} rows did not fit even so"
+        fault += f"; {len(lost)} of its {_counted(len(rows), 'row')} did not fit even so"
     if not results:
         logger.error("%s", fault)
     return _joined(results, begun, failed, lost, fault)

@@ -100,6 +100,23 @@ def test_a_row_that_does_not_fit_even_alone_is_lost_alone() -> None:
     assert result.fault.endswith("; 1 of its 3 rows did not fit even so")
 
 
+def test_one_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    result = attempt(Device(0), [row("a", 3, 1)])
+    assert result.fault.startswith("not enough memory to compute 1 token at once")
+    assert result.fault.endswith("1 of its 1 row did not fit even so")
+
+    def compute(rows: Sequence[PlannedRow]) -> StepResult:
+        raise ValueError("wrong")
+
+    attempt(compute, [row("a", 3, 1)])
+    attempt(compute, [row("a", 3, 1), row("b", 3, 1)])
+    told = [record.getMessage() for record in caplog.records if "computing a step" in record.getMessage()]
+    assert [words.partition(" failed")[0] for words in told] == [
+        "computing a step of 1 row",
+        "computing a step of 2 rows",
+    ]
+
+
 def test_nothing_after_a_part_that_failed_is_computed() -> None:
     device = Device(2, failing={"a"})
     result = attempt(device, [row("a", 0, 6), row("b", 3, 1)])
