@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from engine.protocol import Control, Gap, Record, Snapshot, decode_item, decode_snapshot
-from loadgen.client import error_text, reason
+from loadgen.client import error_code, error_text, reason
 from loadgen.engine_figures import EngineFigures, Figure
 from loadgen.sse import EventParser
 
@@ -28,18 +28,26 @@ class EngineError(Exception):
 
 
 class KeyRefused(EngineError):
-    """The engine's own routes want a key, or another one."""
+    """The engine's own routes want a key, or another one. `told`: the server's words where it forbids what it knows."""
+
+    def __init__(self, message: str, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class EngineDown(EngineError):
     """The server answers that its engine cannot serve now."""
 
 
-def _refused(http: aiohttp.ClientSession, what: str) -> KeyRefused:
-    """What an answer of 401 or 403 means, by whether a key was sent."""
+def _refused(http: aiohttp.ClientSession, what: str, status: int, body: bytes) -> KeyRefused:
+    """What an answer of 401 or 403 means: by whether a key was sent, unless the server says."""
+    told = error_text(body) if status == 403 and error_code(body) else ""
+    if told:
+        return KeyRefused(f"{what}: {told}", told)
+    give = "--admin-key or --admin-key-file"
     if "Authorization" in http.headers:
-        return KeyRefused(f"{what}: the engine's own routes refuse the key; give the admin key with --admin-key")
-    return KeyRefused(f"{what}: the engine's own routes want an admin key; give it with --admin-key")
+        return KeyRefused(f"{what}: the engine's own routes refuse the key; give the admin key with {give}")
+    return KeyRefused(f"{what}: the engine's own routes want an admin key; give it with {give}")
 
 
 async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | None:
@@ -51,7 +59,7 @@ async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | Non
             body = await reply.read()
             what = f"GET {url}/engine/snapshot answered {reply.status}"
             if reply.status in (401, 403):
-                raise _refused(http, what)
+                raise _refused(http, what, reply.status, body)
             if reply.status == 503:
                 raise EngineDown(f"{what}: {error_text(body)}")
             if reply.status != 200:
@@ -74,7 +82,7 @@ async def set_control(
             if reply.status in (404, 405, 501):
                 raise EngineError(f"{where}: the server has no such route; only a paged-engine can be set")
             if reply.status in (401, 403):
-                raise _refused(http, f"{where} answered {reply.status}")
+                raise _refused(http, f"{where} answered {reply.status}", reply.status, body)
             if reply.status != 200:
                 raise EngineError(f"{where} answered {reply.status}: {body.decode('utf-8', 'replace')[:300]}")
             answer = msgspec.json.decode(body)

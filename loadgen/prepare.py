@@ -21,7 +21,8 @@ from loadgen.target import Target
 from loadgen.text.tokenizer import open_tokenizer
 from loadgen.text.vocabulary import Vocabulary, find_vocabulary
 
-NO_ENGINE = "No figures of the engine: its own routes want an admin key, and none was given (--admin-key)."
+NO_ENGINE = "No figures of the engine: "
+NO_KEY = "its own routes want an admin key, and none was given (--admin-key, --admin-key-file)"
 
 
 @dataclass(slots=True)
@@ -32,7 +33,11 @@ class Prepared:
     found: Survey
     vocabulary: Vocabulary | None
     header: RunHeader
-    engine_open: bool  # its own routes may be asked, as far as it has any
+    engine_refusal: str  # why its own routes may not be asked; empty where they may, as far as it has any
+
+    @property
+    def engine_open(self) -> bool:
+        return not self.engine_refusal
 
     @property
     def engine_locked(self) -> bool:
@@ -49,7 +54,7 @@ class Prepared:
         """What a reader of the figures must know of what was played."""
         notes = [*self.facts.notes(), *self.found.needs.notes(self.facts, self.vocabulary)]
         if self.engine_locked:
-            notes.append(NO_ENGINE)
+            notes.append(f"{NO_ENGINE}{self.engine_refusal}.")
         notes += [
             f"{count:,} of the trace's records were left out: {what}."
             for what, count in self.found.trace.left_out.items()
@@ -82,15 +87,15 @@ async def prepare(
     header = header_of(found.trace, settings)
     if settings.control:
         await set_control(engine_http, target.url, settings.control)
-    engine_open = True
+    refusal = ""
     try:
         await read_snapshot(engine_http, target.url)
-    except KeyRefused:
+    except KeyRefused as error:
         if target.keys.admin is not None:
             raise
-        engine_open = False
+        refusal = error.told or NO_KEY
         if facts.kind == "paged-engine":
-            say(NO_ENGINE)
+            say(f"{NO_ENGINE}{refusal}.")
     vocabulary = None
     if found.needs.tokenizer:
         tokenizer = open_tokenizer(settings.tokenizer, http, facts)
@@ -120,7 +125,7 @@ async def prepare(
         versions=versions(),
         machine=machine(),
     )
-    return Prepared(facts, found, vocabulary, run_header, engine_open)
+    return Prepared(facts, found, vocabulary, run_header, refusal)
 
 
 def now() -> str:

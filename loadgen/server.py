@@ -145,8 +145,8 @@ async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> 
 def wrong_key(http: aiohttp.ClientSession, what: str) -> ServerError:
     """The error of a server that wants a key, or another one."""
     if "Authorization" in http.headers:
-        return ServerError(f"{what}: the server refuses the key; give its key with --api-key")
-    return ServerError(f"{what}: the server wants a key; give it with --api-key")
+        return ServerError(f"{what}: the server refuses the key; give its key with --api-key or --api-key-file")
+    return ServerError(f"{what}: the server wants a key; give it with --api-key or --api-key-file")
 
 
 async def _about(http: aiohttp.ClientSession, address: str) -> _About:

@@ -140,10 +140,32 @@ async def test_without_the_admin_key_a_run_has_no_engine_figures_and_says_so_bef
     async with Locked("client-s3cret") as server:
         code, out, err = await loadgen("replay", trace, "--url", server.url, LOADGEN_API_KEY="client-s3cret")
     assert code == 0, err
-    told = "No figures of the engine: its own routes want an admin key, and none was given (--admin-key)."
+    told = "No figures of the engine: its own routes want an admin key, and none was given "
+    told += "(--admin-key, --admin-key-file)."
     assert err.startswith(told)
     assert told in " ".join(out.split())
     assert server.refused == 1  # it was asked once
+
+
+class NoAdmin(Locked):
+    """A paged-engine with API keys alone: its own routes are closed, and it says so."""
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        error = {"message": "this route needs an admin key, and the server has none", "code": "forbidden"}
+        return web.json_response({"error": error}, status=403)
+
+
+async def test_a_server_without_admin_keys_says_so_in_its_own_words(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 2)
+    async with NoAdmin("client-s3cret") as server:
+        code, out, err = await loadgen("replay", trace, "--url", server.url, LOADGEN_API_KEY="client-s3cret")
+        assert code == 0, err
+        told = "No figures of the engine: this route needs an admin key, and the server has none."
+        assert err.startswith(told)
+        assert told in " ".join(out.split())
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--admin-key", "client-s3cret")
+    assert code == 3
+    assert "/engine/snapshot answered 403: this route needs an admin key, and the server has none" in err
 
 
 class Reserved(Locked):
@@ -170,7 +192,7 @@ async def test_a_refused_admin_key_ends_it_before_the_run(tmp_path: Path) -> Non
             LOADGEN_ADMIN_KEY="wr0ng",
         )
     assert (code, printed, server.served) == (3, "", [])
-    assert "the engine's own routes refuse the key; give the admin key with --admin-key" in err
+    assert "the engine's own routes refuse the key; give the admin key with --admin-key or --admin-key-file" in err
     assert "wr0ng" not in err
     assert not out.exists()
 
