@@ -35,6 +35,7 @@ READ_TIMEOUT = 10.0  # of an answer; the step stream may be silent for as long a
 WHOLE_TIMEOUT = 60.0  # of a whole snapshot, however steadily it comes
 MAX_ANSWER = 1 << 28  # bytes; a snapshot of a million blocks has about 80 million
 MAX_REASON = 200  # characters of an engine's own words
+NO_KEY = "needs an admin key: --admin-key or --admin-key-file"
 _NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that an engine with texts gives
 
 
@@ -114,13 +115,23 @@ class HttpEngine:
     async def failure(self) -> str:
         """Why the engine failed the last time, as its /health tells; empty where it tells none. Raises nothing."""
         try:
-            told = msgspec.json.decode((await self._http.get("/health")).content)["last_failure"]["reason"]
-        except (httpx.HTTPError, *UNDECODED, LookupError, TypeError):
+            return _words((await self._health())["last_failure"]["reason"])
+        except (LookupError, TypeError):
             return ""
-        return _words(told)
+
+    async def unready(self) -> str:
+        """Why it takes no requests now, as its /health tells; empty where it does, or tells nothing. Raises nothing."""
+        return _words((await self._health()).get("reason"))
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    async def _health(self) -> dict[str, Any]:
+        try:
+            told = msgspec.json.decode((await self._http.get("/health")).content)
+        except (httpx.HTTPError, *UNDECODED):
+            return {}
+        return told if isinstance(told, dict) else {}
 
     async def _read(self, path: str, decode: Callable[[bytes], Answer], what: str, missing: str = "") -> Answer:
         """`what` there is to tell at a path; `missing` says why it is not there where an engine does not know it."""
@@ -172,13 +183,14 @@ class HttpEngine:
     async def _unexpected(self, response: httpx.Response, path: str) -> Unreachable | NotAnEngine:
         """What an answer other than 200 means, with the engine's own words where it has any."""
         status = response.status_code
+        try:
+            told = _words(_error(await response.aread()).get("message")) if status in (403, 502, 503, 504) else ""
+        except httpx.HTTPError:
+            told = ""
         if status in (401, 403):
-            return Locked(f"it refuses the key: HTTP {status}" if self._has_key else "needs an admin key: --admin-key")
+            refused = f"it refuses the key: HTTP {status}"
+            return Locked(told or (refused if self._has_key else NO_KEY))
         if status in (502, 503, 504):
-            try:
-                told = _words(_error(await response.aread()).get("message"))
-            except httpx.HTTPError:
-                told = ""
             return Down(told) if told else Unreachable(f"HTTP {status}: not ready to serve")
         return NotAnEngine(f"{self._at(path)} answers HTTP {status}; a paged-engine answers 200")
 

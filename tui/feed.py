@@ -22,9 +22,9 @@ from tui.view import VIEW_STEPS, Link, Phase, View
 from tui.windows import Windows
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0)  # seconds before the next try; the last one for ever after
-LOCKED_AGAIN = 30.0  # seconds before an engine that refuses the key is asked again
-GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen, and a fault of a step
-RESTART_SHOWN = 30.0  # seconds for which a restart is
+LOCKED_AGAIN = 2.0  # seconds before an engine that refuses the key is asked again: another may be there by then
+GAP_SHOWN = 10.0  # seconds for which a gap is told on the screen
+NEWS_SHOWN = 10.0  # seconds for which a restart is, and a fault of a step: it stands where keys do
 
 
 class Feed:
@@ -152,7 +152,7 @@ class Feed:
             + away
             + (f"; lost {lost} at step {before.seq:,}" if lost else "")
             + (f": {reason}" if reason else ""),
-            RESTART_SHOWN,
+            NEWS_SHOWN,
         )
 
     def _say(self, news: str, seconds: float) -> None:
@@ -169,7 +169,7 @@ class Feed:
         self.tape.keep(record, self.fold, self.history.held_lanes, before)
         self.records += 1
         if record.fault:
-            self._say(f"fault in step {record.seq:,}: {record.fault}", GAP_SHOWN)
+            self._say(f"fault in step {record.seq:,}: {record.fault}", NEWS_SHOWN)
         if self.listener is not None:
             self.listener(record)
         self._heard_at = self._clock()

@@ -10,7 +10,7 @@ from engine.protocol import LiveLoad
 from tui.engine_api import Locked, Missing, NotAnEngine, Unreachable
 
 EVERY = 1.0  # seconds; they tell no more often
-LOCKED_AGAIN = 30.0  # seconds before an engine that refuses the key is asked again
+LOCKED_AGAIN = 2.0  # seconds before an engine that refuses the key is asked again
 
 
 class LoadSource(Protocol):

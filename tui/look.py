@@ -52,6 +52,7 @@ class Glyphs:
     taken: str = "✚"
     released: str = "▿"
     waiting: str = "░"
+    more: str = "…"
     ascii: bool = False
 
 
@@ -96,6 +97,7 @@ ASCII = Glyphs(
     taken="+",
     released="-",
     waiting="_",
+    more="..",
     ascii=True,
 )
 

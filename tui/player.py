@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ NO_CHANGE = "a recording cannot be changed"
 NO_TEXT = "a recording holds no text"
 NO_LOAD = "a recording holds nothing of load generators"
 ENDS = "the recording ends here"
+FAULT_NEXT = "the last step before the fault"  # of a crash file: it is written when the engine finds it cannot go on
+_CRASH_FILE = re.compile(r"crash-\d{8}-\d{6}-\d+\.jsonl(\.gz)?")  # as the engine's server names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Player:
     @property
     def complete(self) -> bool:
         """Whether it ended where it was meant to: nothing is broken or missing there."""
-        return self.ended and self.note == ENDS
+        return self.ended and self.note in (ENDS, FAULT_NEXT)
 
     @property
     def arrived(self) -> bool:
@@ -263,6 +266,9 @@ class Player:
     async def failure(self) -> str:
         return ""
 
+    async def unready(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self.index.stop()
         self._reading.close()
@@ -294,7 +300,7 @@ class Player:
             self._lives.append(_Life(item.engine, Mark(item.seq, self._reading.offset, self._reading.line)))
 
     def _end(self, note: str) -> None:
-        self.ended, self.note = True, note or ENDS
+        self.ended, self.note = True, note or (FAULT_NEXT if _CRASH_FILE.fullmatch(self.path.name) else ENDS)
         self._owed = 0
 
     def _due(self, item: Record | Snapshot) -> bool:

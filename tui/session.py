@@ -12,13 +12,12 @@ from typing import Any, Literal
 from tui.child import Child
 from tui.engine_api import Accepted, Engine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
-from tui.feed import Feed
+from tui.feed import NEWS_SHOWN, Feed
+from tui.health import HealthReader
 from tui.loads import LoadReader
 from tui.player import Player
 from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
 from tui.view import Link, Playing, View
-
-NEWS_SHOWN = 30.0  # seconds
 
 
 class Session:
@@ -47,6 +46,7 @@ class Session:
         self.replay = replay
         self.feed: Feed | None = None
         self.loads: LoadReader | None = None
+        self._health: HealthReader | None = None
         self.error = ""  # why the engine that was started is no more
         self._news = ("", 0.0)  # why the replay of the beginning did not start, and until when that is told
         self._replay_sessions = replay_sessions
@@ -75,6 +75,8 @@ class Session:
             phase = "starting" if self._own else "connecting"
             return Link(phase, "", self._clock() - self._started)  # type: ignore[arg-type]
         link, (words, until) = self.feed.link, self._news
+        if link.phase == "live" and self._health is not None:
+            link = replace(link, unready=self._health.unready)
         return replace(link, news=words) if words and not link.news and self._clock() < until else link
 
     @property
@@ -123,6 +125,8 @@ class Session:
         if self.player is None:
             self.loads = LoadReader(self.feed.engine)
             following.append(asyncio.create_task(self.loads.run()))
+            self._health = HealthReader(self.feed.engine, self._is_live)
+            following.append(asyncio.create_task(self._health.run()))
         if self._own and self._own.child:
             following.append(asyncio.create_task(self._watch(self._own.child)))
         if self._load_from_start:
@@ -170,6 +174,9 @@ class Session:
             await self.feed.engine.close()
         if self._own:
             await self._own.stop()
+
+    def _is_live(self) -> bool:
+        return self.feed is not None and self.feed.link.phase == "live"
 
     async def _watch(self, child: Child) -> None:
         """Tell when the engine of our own ends; the last picture stays."""

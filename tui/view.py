@@ -41,7 +41,7 @@ class Link:
 
     `silent` is the seconds without a record while requests run: a long step, or an engine that hangs. `found` is what
     the stream had that could not be believed, while fresh, and `news` that the engine was started again, or what went
-    wrong in a step of it.
+    wrong in a step of it. `unready`: why its server takes no requests, though it shows its engine.
     """
 
     phase: Phase
@@ -51,6 +51,7 @@ class Link:
     silent: float = 0.0
     found: str = ""
     news: str = ""
+    unready: str = ""
 
 
 @dataclass(frozen=True, slots=True)

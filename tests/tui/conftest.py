@@ -88,6 +88,9 @@ class PlayedEngine:
     async def failure(self) -> str:
         return ""
 
+    async def unready(self) -> str:
+        return ""
+
     async def close(self) -> None:
         self.closed = True
 

@@ -95,6 +95,33 @@ async def test_the_last_failure_is_the_engines_own_word(answer, reason):
         assert await engine.failure() == reason
 
 
+async def test_a_key_that_opens_too_little_is_told_in_the_engines_words():
+    body = b'{"error": {"message": "this route needs an admin key, and an API key came"}}'
+    async with serving(get__engine__snapshot=answering(body, 403)) as open_engine:
+        engine = HttpEngine(open_engine.url, "s3cret")
+        with pytest.raises(Locked, match=r"^this route needs an admin key, and an API key came$"):
+            await engine.snapshot()
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "reason"),
+    [
+        (b'{"status": "unavailable", "reason": "the server is\\nshutting down"}', 503, "the server is shutting down"),
+        (b'{"status": "ok", "restarts": 0}', 200, ""),
+        (b'{"reason": 7}', 503, ""),
+        (b"[1]", 503, ""),
+        (b"<html>", 404, ""),
+    ],
+)
+async def test_why_no_requests_are_taken_is_the_engines_own_word(answer, status, reason):
+    async with serving(get__health=answering(answer, status)) as engine:
+        assert await engine.unready() == reason
+    nobody = HttpEngine("http://127.0.0.1:1")
+    assert await nobody.unready() == ""
+    await nobody.close()
+
+
 async def test_nothing_there_is_unreachable():
     engine = HttpEngine("http://127.0.0.1:1")
     with pytest.raises(Unreachable, match="nothing answers there"):
@@ -111,8 +138,9 @@ async def test_nothing_there_is_unreachable():
         (b'{"type": "snapshot", "a": "\xff"}', 200, NotAnEngine, "not with an engine's snapshot"),
         (b'{"type": "snapshot", "engine": {"protocol": 99}}', 200, NotAnEngine, "the engine speaks protocol 99"),
         (b"", 404, NotAnEngine, "answers HTTP 404; a paged-engine answers 200"),
-        (b"", 401, Locked, "needs an admin key: --admin-key"),
-        (b"", 403, Locked, "needs an admin key: --admin-key"),
+        (b"", 401, Locked, "needs an admin key: --admin-key or --admin-key-file"),
+        (b"", 403, Locked, "needs an admin key: --admin-key or --admin-key-file"),
+        (b'{"error": {"message": "the server has\\nnone"}}', 403, Locked, "^the server has none$"),
         (
             b'{"error": {"message": "the engine is  starting again:\\nit died"}}',
             503,
@@ -280,7 +308,7 @@ async def test_texts_are_asked_for_by_name_and_place():
         (failing(404, None, "no such route: /engine/requests/a"), Missing, "this engine does not tell texts"),
         (answering(b"not found", 404), Missing, "this engine does not tell texts"),
         (failing(403, "text_off", "off"), Missing, r"the engine tells no text \(--no-text\)"),
-        (failing(403, "forbidden", "no"), Locked, "needs an admin key"),
+        (failing(403, "forbidden", "not for you"), Locked, "not for you"),
         (answering(b"", 503), Unreachable, "HTTP 503"),
         (answering(b"", 400), NotAnEngine, "answers HTTP 400"),
         (answering(b"{}"), NotAnEngine, "not with a text"),

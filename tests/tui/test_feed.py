@@ -188,6 +188,18 @@ def test_how_long_an_engine_is_away_is_told_from_when_it_was_lost():
     assert feed.link.seconds == 5.0
 
 
+def test_news_of_a_restart_stand_where_keys_do_for_ten_seconds(stream):
+    clock = [0.0]
+    feed = Feed(None, lambda: clock[0])
+    feed._read(stream[1][0])
+    feed._enter("live")
+    feed._tell_restart(feed.fold, born_again(stream)[0], "it was killed")
+    clock[0] = 9.9
+    assert feed.link.news.startswith("engine restarted (1)")
+    clock[0] = 10.0
+    assert feed.link.news == ""
+
+
 async def test_a_comparison_is_of_one_life(simulated):
     first, *records = simulated.simulate(60, {20: simulated.STATIC_RESERVED}, blocks=700, max_model_len=2048, rate=6.0)
     feed = Feed(None, lambda: 0.0)
@@ -215,7 +227,7 @@ async def test_an_engine_of_another_kind_begins_anew(stream):
     assert feed.link.news.startswith("engine restarted (1); away ")
 
 
-async def test_one_that_refuses_the_key_is_asked_rarely_and_named(stream, monkeypatch):
+async def test_one_that_refuses_the_key_is_named_and_asked_again_soon(stream, monkeypatch):
     records, states = stream
     waits = []
     sleep = asyncio.sleep
@@ -227,7 +239,7 @@ async def test_one_that_refuses_the_key_is_asked_rarely_and_named(stream, monkey
     monkeypatch.setattr(feed_module.asyncio, "sleep", noting)
     feed, phases = await follow(Script([Locked("needs an admin key: --admin-key"), states[0]], [records]))
     assert phases[0] == ("locked", "needs an admin key: --admin-key")
-    assert waits[0] == feed_module.LOCKED_AGAIN
+    assert waits[0] == feed_module.LOCKED_AGAIN <= 2.0  # another may stand there by then
     assert feed.link.phase == "live"
 
 

@@ -11,7 +11,7 @@ import pytest
 from engine.protocol import Control
 from tui import figures, scene
 from tui.look import ASCII, Look
-from tui.panels.line import text_of
+from tui.panels.line import cut, text_of
 from tui.themes import MONO
 from tui.view import Frame, Link, Status
 
@@ -200,6 +200,7 @@ def test_what_was_not_measured_is_a_dash(frames):
         (Link("live", lost=1200), "gap of 1,200 records"),
         (Link("live", silent=12.0), "● no record for 12 s"),
         (Link("live", silent=2.0), "● live"),
+        (Link("live", unready="the server is shutting down"), "● the server is shutting down"),
         (Link("ended", "exit code 2"), "the engine ended"),
     ],
 )
@@ -219,7 +220,52 @@ def test_a_long_reason_is_told_as_far_as_there_is_room(frames, phase, width):
     told = Link(phase, "the engine is starting again: the engine process was killed by SIGKILL", 3.1, lost=1200)
     for view in (frames[-1].view, None):
         first = text("header", Frame(Status(told, "http://x"), view), width, 2).splitlines()[0]
-        assert ("the engine is starting" if phase == "locked" else "engine down for 3.1 s")[: width - 6] in first
+        told_first = ("the engine is starting" if phase == "locked" else "engine down for 3.1 s")[: width - 6]
+        assert told_first.rpartition(" ")[0] in first  # whole words
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("phase", ["down", "locked"])
+def test_a_reason_that_is_cut_says_so_at_a_word(frames, phase, width):
+    why = "the engine is starting again: the engine process was killed by SIGKILL, which somebody else sent to it"
+    link = Link(phase, why, 3.1, lost=1200)
+    for view in (frames[-1].view, None):
+        first, second = text("header", Frame(Status(link, "http://x"), view), width, 2).splitlines()
+        for line in [first] if view else [first, second]:
+            shown = line.partition("…")[0]
+            assert "…" in line, line
+            words = shown[shown.rindex("the engine is") :] if "the engine is" in shown else ""
+            assert why.startswith(words)
+            assert not words or not why[len(words)].isalnum(), words
+
+
+def test_news_that_are_cut_say_so_at_a_word(frames):
+    news = "engine restarted (1); away 4.0 s; lost 3 requests at step 1,234: the engine process was killed by SIGKILL"
+    for width in (60, 80, 90):
+        line = text("footer", Frame(Status(Link("live", news=news), "http://x"), frames[-1].view), width, 1).rstrip()
+        assert line.endswith("…")
+        shown = line.strip().removesuffix("…")
+        assert news.startswith(shown)
+        assert not news[len(shown)].isalnum()
+    assert news in text("footer", Frame(Status(Link("live", news=news), "http://x"), frames[-1].view), 160, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "shown"),
+    [
+        ("one two three", 13, "one two three"),
+        ("one two three", 12, "one two…"),
+        ("one two three", 8, "one two…"),
+        ("one two three", 7, "one…"),
+        ("abcdefghijkl m", 10, "abcdefghi…"),
+        ("a bcdefghijkl", 10, "a bcdefgh…"),
+        ("one, two", 6, "one…"),
+        ("one", 1, "…"),
+        ("one", 0, ""),
+    ],
+)
+def test_a_line_is_cut_at_a_word_where_one_is_near(line, width, shown):
+    assert text_of(cut([(line, "text")], width, "…")) == shown
 
 
 def test_what_stands_against_a_connection_is_told_whatever_is_in_front():

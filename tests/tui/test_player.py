@@ -11,6 +11,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from engine.crash_file import write_crash_file
 from engine.protocol import Copy, Left, Preempted, encode
 from tui import controls
 from tui.engine_api import Missing, NotAnEngine, Refused
@@ -364,6 +365,15 @@ async def test_a_machine_that_slept_does_not_rush(file, items):
         assert seq < feed.fold.seq <= seq + 2
         await time.pass_by(items[seq + 4].time - items[seq + 1].time)
         assert seq + 4 <= feed.fold.seq <= seq + 5
+
+
+async def test_a_crash_file_ends_before_the_fault_and_says_so(items, tmp_path):
+    file = write_crash_file(tmp_path, [encode(item) for item in items])
+    async with playing(file) as (player, feed, time):
+        await time.pass_by(1000.0)
+        assert feed.fold.seq == 80
+        assert (player.ended, player.note) == (True, "the last step before the fault")
+        assert player.complete
 
 
 async def test_the_end_keeps_the_last_picture_and_says_so(file, states):

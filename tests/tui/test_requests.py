@@ -19,6 +19,7 @@ from tui.panels import requests, stays
 from tui.panels.line import length, text_of
 from tui.panels.request_columns import COLUMNS, fitting, ordered
 from tui.themes import MONO
+from tui.view import Link
 
 LOOK = Look()
 NAMES = [column.name for column in COLUMNS]
@@ -181,7 +182,13 @@ def test_the_title_counts_what_is_shown_and_says_the_order(busy):
 def test_an_empty_table_says_why(frames, busy):
     assert not frames[1].view.requests
     for width in (60, 120):
-        assert requests.EMPTY in text(focused(frames[1]), width, 10)
+        empty = focused(frames[1])
+        assert requests.EMPTY in text(empty, width, 10)
+        gone = replace(empty, status=replace(empty.status, link=Link("reconnecting", "nothing answers there", 3.0)))
+        assert "no requests when the engine was last heard of" in text(gone, width, 10)
+        assert "send some" not in text(gone, width, 10)
+        fixed = replace(empty, status=replace(empty.status, readonly=True))
+        assert "start a replay" not in text(fixed, width, 10)
     assert 'no request has "zzz": / changes that' in text(focused(busy, filter="zzz"), 60, 10)
 
 

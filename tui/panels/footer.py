@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tui.keys import GLOBAL
 from tui.look import Look
-from tui.panels.line import Line, clean, join, length, spread
+from tui.panels.line import Line, clean, cut, join, length, spread
 from tui.panels.modules import MODULES
 from tui.view import Frame
 
@@ -16,7 +16,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     told, is_bad = (status.notice, status.notice_bad) if status.notice else (status.link.news, True)
     if told:
         notice: Line = [(" ", "text"), (clean(told), "bad" if is_bad else "good")]
-        return [spread(notice, right, width)]
+        right = right if length(notice) + length(right) < width else []
+        return [spread(cut(notice, width - 1, look.glyphs.more), right, width)]
     room = width - 2
     if right and length(right) + 40 <= width:
         room -= length(right) + 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tui import controls, figures
-from tui.look import Look
-from tui.panels.line import Line, Span, clean, fit, join, length, spread
+from tui.look import Glyphs, Look
+from tui.panels.line import Line, Span, clean, cut, fit, join, length, spread, text_of
 from tui.view import RATE_WINDOW, Frame, View
 
 DETAIL = 60  # letters of what stands against it
+LONGEST = 10_000  # letters of a line before it is cut
 SILENT = 5.0  # seconds without a record, while requests run, from which on that is told
 
 
@@ -41,28 +42,36 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         right = join([right, *facts], ("  ", "text"), width - length(left) - 3) or right
     if length(left) + length(right) + 2 > width:
         left = [(" ", "text")]
-        right = fit(right, min(length(right), width - 3))  # of a long reason its beginning, not nothing
+        right = cut(right, width - 3, look.glyphs.more)  # of a long reason its beginning, not nothing
     lines = [spread(left, [*right, (" ", "text")], width)]
     if height > 1:
-        lines.append(_controls(frame, view, width) if view else _target(frame, width))
+        lines.append(_controls(frame, view, width) if view else _target(frame, width, look))
     return lines
 
 
-def _target(frame: Frame, width: int) -> Line:
+def _target(frame: Frame, width: int, look: Look) -> Line:
     """Before anything was read: of whom, and what stands against it."""
     link = frame.status.link
     role = "bad" if link.phase in ("foreign", "ended", "locked") else "dim"
     parts: list[Line] = [[(clean(frame.status.target), "dim")], [(clean(link.detail), role)]]
-    return spread([(" ", "text"), *join([part for part in parts if part[0][0]], ("  ", "text"), width - 1)], [], width)
+    line: Line = [(" ", "text"), *join([part for part in parts if part[0][0]], ("  ", "text"), LONGEST)]
+    return spread(cut(line, width - 1, look.glyphs.more), [], width)
+
+
+def _brief(told: str, glyphs: Glyphs) -> str:
+    return text_of(cut([(clean(told), "text")], DETAIL, glyphs.more))
 
 
 def _link(frame: Frame, look: Look) -> Line:
     status, link, glyphs = frame.status, frame.status.link, look.glyphs
     since = figures.seconds(link.seconds)
+    detail = _brief(link.detail, glyphs)
     out: Line
     match link.phase:
         case "live" if link.silent >= SILENT:
             out = [(glyphs.live, "warn"), (f" no record for {figures.seconds(link.silent)}", "warn")]
+        case "live" if link.unready:
+            out = [(glyphs.live, "warn"), (f" {_brief(link.unready, glyphs)}", "warn")]
         case "live":
             out = [(glyphs.live, "good"), (" live", "good")]
         case "starting":
@@ -72,15 +81,15 @@ def _link(frame: Frame, look: Look) -> Line:
         case "reconnecting":
             out = [(glyphs.down, "bad"), (f" reconnecting since {since}", "bad")]
         case "down":
-            out = [(glyphs.down, "bad"), (f" engine down for {since}: {clean(link.detail)[:DETAIL]}", "bad")]
+            out = [(glyphs.down, "bad"), (f" engine down for {since}: {detail}", "bad")]
         case "locked":
-            out = [(glyphs.down, "bad"), (f" {clean(link.detail)[:DETAIL]}", "bad")]
+            out = [(glyphs.down, "bad"), (f" {detail}", "bad")]
         case "foreign":
             out = [(glyphs.down, "bad"), (" not an engine", "bad")]
         case "ended":
             out = [(glyphs.down, "bad"), (" the engine ended", "bad")]
     if link.found:
-        out += [(f" not believed: {clean(link.found)[:60]}", "bad")]
+        out += [(f" not believed: {_brief(link.found, glyphs)}", "bad")]
     if link.lost:
         out += [(f" gap of {figures.plural(link.lost, 'record')}", "bad")]
     if status.playing and link.phase == "live":

@@ -74,6 +74,20 @@ def fit(line: Sequence[Span], width: int) -> Line:
     return out
 
 
+def cut(line: Sequence[Span], width: int, more: str) -> Line:
+    """The line, or as much of its beginning as fits into `width` cells with `more`: up to a word's end where one is
+    not far."""
+    if length(line) <= width:
+        return list(line)
+    out = fit(line, max(0, width - len(more)))
+    if not out:
+        return fit([(more, "text")], width)
+    (text, role), following = out[-1], text_of(line)[length(out) :][:1]
+    words = text if following == " " else text.rpartition(" ")[0]
+    text = words if 2 * len(words) >= len(text) else text
+    return [*out[:-1], (text.rstrip(" ,;:") + more, role)]
+
+
 def spread(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
     """`left` and `right` at the two ends; `right` gives way where both do not fit."""
     gap = width - length(left) - length(right)

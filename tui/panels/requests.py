@@ -13,7 +13,7 @@ from tui.look import Look
 from tui.panels import request_detail, stays
 from tui.panels.line import Line, box, clean, join, length
 from tui.panels.request_columns import BY_NAME, COLUMNS, Column, fitting, ordered
-from tui.view import Frame, View
+from tui.view import Frame, Status, View
 
 KEYS: tuple[Key, ...] = (
     Key("up down", "select a request"),
@@ -25,6 +25,7 @@ KEYS: tuple[Key, ...] = (
 )
 WHEEL_ROWS = 3
 EMPTY = "no requests: send some, or start a replay in 6"
+EMPTY_THEN = "no requests when the engine was last heard of"
 
 detail = request_detail.detail
 
@@ -63,7 +64,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     body += _rows(view, table, focus.request, look)
     if not table.states:
         wanted = clean(focus.requests.filter)
-        body.append([(f' no request has "{wanted}": / changes that' if view.requests else f" {EMPTY}", "dim")])
+        empty = f'no request has "{wanted}": / changes that' if view.requests else _empty(frame.status)
+        body.append([(f" {empty}", "dim")])
     legend: Line = [(" mean tok/s: from a request's first token to its last ", "dim")]
     return box(
         _title(view, table, focus.requests, width),
@@ -75,6 +77,13 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         bottom=legend if width >= 80 else [],
         front=front,
     )
+
+
+def _empty(status: Status) -> str:
+    """That there are no requests, and what helps where something does."""
+    if status.link.phase != "live":
+        return EMPTY_THEN
+    return "no requests" if status.fixed or status.link.unready else EMPTY
 
 
 def _title(view: View, table: _Table, focus: RequestsFocus, width: int) -> str:
