@@ -15,7 +15,7 @@ from aiohttp import web
 from engine import log
 from engine.config import EngineConfig
 from engine.core_client import CoreClient, CoreProcess
-from engine.garbage import look_rarely
+from engine.garbage import give_back, look_rarely
 from engine.server.app import make_app
 from engine.server.connections import listen
 from engine.server.service import Loaded, Service
@@ -45,7 +45,7 @@ async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket
         make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=FLUSH_SECONDS
     )
     await runner.setup()
-    await listen(runner, listener, settings.limits)
+    await listen(runner, listener, settings.limits, service.refusals)
     supervising = asyncio.create_task(supervisor.run())
     asking = asyncio.create_task(asked.times(1))
     try:
@@ -144,6 +144,7 @@ class _Server:
             for task in tasks:
                 task.cancel()
             service.end_life()
+        give_back()
         return client
 
     async def _load(self, client: CoreClient) -> None:
