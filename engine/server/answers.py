@@ -21,6 +21,7 @@ from engine.server.request_log import note
 from engine.server.service import LONG_ANSWER, Service
 
 Json = dict[str, Any]
+MAX_LOGPROBS = 3 << 20  # told in one whole answer, at some 60 bytes each
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Json:
@@ -57,6 +58,8 @@ def start(
 ) -> Generation | BeamSearch:
     """What answers a body; its id begins with `kind`. Raises ApiError on what only this model and this engine rule
     out. Nothing is asked of the engine yet."""
+    if not body.stream:
+        _check_logprobs(body, prompts, max_tokens)
     client, loaded = service.ready()
     assert client.in_force is not None, "a ready engine has a control"
     rows = client.in_force.control.max_num_seqs  # siblings are forked in one step, and beams go on together
@@ -76,6 +79,27 @@ def start(
     return answering(
         client, loaded.tokenizer, name, prompts, wanted, lambda places: service.admission.enter(whose, places, field)
     )
+
+
+def _check_logprobs(body: ChatBody | CompletionBody, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+    """Whether a whole answer, which is held until its end, may tell so many. Raises ApiError."""
+    told = 0 if body.alternatives is None else body.alternatives + 1
+    told_of_prompts = 0 if body.prompt_logprobs is None else body.prompt_logprobs + 1
+    times = 1 if isinstance(body, ChatBody) else body.n or 1  # a chat's prompt is told once, a completion's by each
+    count = len(prompts) * body.candidates * max_tokens * told
+    count += times * sum(map(len, prompts)) * (told_of_prompts + (told if body.echo else 0))
+    if count > MAX_LOGPROBS:
+        field = "logprobs" if told else "prompt_logprobs"
+        raise ApiError(
+            f"{field}: one answer tells at most {MAX_LOGPROBS:,} log-probabilities, alternatives among them, and this "
+            f"could have {count:,}; ask for fewer of them, of tokens (max_tokens) or of choices (n)",
+            param=field,
+        )
+
+
+def encoded(choice: Json) -> msgspec.Raw:
+    """A choice as JSON: with very many log-probabilities it is far smaller than as Python's values."""
+    return msgspec.Raw(msgspec.json.encode(choice))
 
 
 @contextmanager

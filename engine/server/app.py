@@ -15,7 +15,8 @@ from engine.server.connections import on_prepare
 from engine.server.errors import ApiError, stamp
 from engine.server.events import take_stream
 from engine.server.reading import on_expect
-from engine.server.request_log import RequestLog, note_error, note_unforeseen
+from engine.server.refusals import Refusals
+from engine.server.request_log import RequestLog, is_watching, note_error, note_unforeseen
 from engine.server.routes import Handler, Route, routes
 from engine.server.service import Service
 
@@ -30,10 +31,16 @@ def make_app(service: Service) -> web.Application:
     request_log = RequestLog(client_name, every=settings.logging.requests)
     app = web.Application(
         client_max_size=settings.limits.max_body,  # of bodies that are not read through `Bodies`: there are none
-        middlewares=[request_log.middleware, _errors, gate.middleware, service.bodies.middleware],
+        middlewares=[
+            request_log.middleware,
+            Errors(service.refusals).middleware,
+            gate.middleware,
+            service.bodies.middleware,
+        ],
     )
     app.add_routes([_defined(route) for route in table])
     app.on_response_prepare.append(_stamp)
+    app.on_response_prepare.append(request_log.on_prepare)
     app.on_response_prepare.append(on_prepare)
     app.on_response_prepare.append(gate.add_headers)
 
@@ -58,27 +65,34 @@ async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
     stamp(request, response)
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+class Errors:
     """Every error is a JSON body with a message, or the last event of a stream that has begun; what nobody foresaw is
-    a 500 and a stack in the log."""
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as refused:
-        if request.method == hdrs.METH_OPTIONS:
-            return web.Response(status=204, headers={hdrs.ALLOW: _allowed(refused)})
-        error = _of_http(request, refused)
-    except Exception as raised:
-        if isinstance(raised, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-            raise  # the client left
-        error = _of(request, raised)
-    finally:
-        stream = take_stream(request)
-    note_error(request, error)
-    if stream is None:
-        return error.response(request)
-    await stream.fail(error)
-    return stream.response
+    a 500 and a stack in the log. What is refused for want of something is counted."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as refused:
+            if request.method == hdrs.METH_OPTIONS:
+                return web.Response(status=204, headers={hdrs.ALLOW: _allowed(refused)})
+            error = _of_http(request, refused)
+        except Exception as raised:
+            if isinstance(raised, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                raise  # the client left
+            error = _of(request, raised)
+        finally:
+            stream = take_stream(request)
+        note_error(request, error)
+        if stream is None:
+            if not (error.status == 503 and is_watching(request)):
+                self._refusals.count(error.code)
+            return error.response(request)
+        await stream.fail(error)
+        return stream.response
 
 
 def _of(request: web.Request, raised: Exception) -> ApiError:
@@ -105,7 +119,7 @@ def _of_http(request: web.Request, raised: web.HTTPException) -> ApiError:
             message = f"{request.method[:MAX_TOLD_PATH]} is not allowed here; allowed: {allowed}"
             return ApiError(message, status=405, headers={hdrs.ALLOW: allowed})
         case web.HTTPRequestEntityTooLarge():
-            return ApiError("the body is too large", status=413)
+            return ApiError("the body is too large", status=413, code="body_too_large")
     return ApiError(raised.reason.lower(), status=raised.status)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from engine.server.access import client_name
-from engine.server.answers import Json, ending, noted, num_parts, start, stream, total_usage, whole
+from engine.server.answers import Json, encoded, ending, noted, num_parts, start, stream, total_usage, whole
 from engine.server.bodies import ChatBody
 from engine.server.chat_messages import chat_messages
 from engine.server.generation import Answer, Generation, Piece, SampledToken
@@ -49,7 +49,7 @@ class ChatRoutes:
             answers = await generation.answers()
 
         def make() -> Json:
-            choices = [form.choice(answer) for answer in answers]
+            choices = [encoded(form.choice(answer)) for answer in answers]
             answer = {**head, "object": "chat.completion", "choices": choices, "usage": total_usage(generation)}
             if body.prompt_logprobs is not None:
                 prompt = generation.prompts[0]

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from engine.detokenizer import Detokenizer
 from engine.server.access import client_name
-from engine.server.answers import Json, ending, noted, num_parts, start, stream, total_usage, whole
+from engine.server.answers import Json, encoded, ending, noted, num_parts, start, stream, total_usage, whole
 from engine.server.bodies import CompletionBody, check_total
 from engine.server.generation import Answer, Generation, Piece, Prompt, SampledToken
 from engine.server.logprobs import finite, label, prompt_logprobs
@@ -57,7 +57,7 @@ class CompletionRoutes:
             answers = await generation.answers()
 
         def make() -> Json:
-            choices = [form.choice(answer) for answer in answers]
+            choices = [encoded(form.choice(answer)) for answer in answers]
             return {**head, "choices": choices, "usage": total_usage(generation)}
 
         echoed = 0 if body.echo else None

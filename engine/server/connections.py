@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import LineTooLong
 from engine.log import event
 from engine.server import open_files
 from engine.server.errors import SERVER, ApiError
+from engine.server.refusals import Refusals
 from engine.server.request_ids import HEADER, new_id, request_id
 from engine.server.settings import Limits
 
@@ -39,25 +40,27 @@ MAX_HEAD_BYTES = 64 * 1024  # of the request line and all headers together
 AHEAD_BYTES = 16 * 1024  # of further requests, read while one is answered
 LINGER_BYTES = 256 * 1024  # of a body that nobody wanted: read to its end for the sake of the connection
 LINGER_SECONDS = 2.0
+TOO_MANY = "too_many_connections"
 
 _DROP = struct.pack("ii", 1, 0)  # of SO_LINGER: do not go on sending once it is closed
 _FAR = 1e9  # seconds: aiohttp has no clock of its own for a connection at rest
 _log = logging.getLogger(__name__)
 
 
-async def listen(runner: web.AppRunner, listener: socket.socket, limits: Limits) -> None:
+async def listen(runner: web.AppRunner, listener: socket.socket, limits: Limits, refusals: Refusals) -> None:
     """Serve on a bound socket; `runner.cleanup` ends it. The runner must be set up."""
     if runner.server is None:
         raise RuntimeError("the runner is not set up")
-    connections = Connections(runner.server, limits, open_files.allow(limits.max_connections))
+    connections = Connections(runner.server, limits, open_files.allow(limits.max_connections), refusals)
     await _Site(runner, listener, connections).start()
 
 
 class Connections:
     """All that are open, and those at rest in the order in which they came to it."""
 
-    def __init__(self, server: web.Server, limits: Limits, most: int) -> None:
+    def __init__(self, server: web.Server, limits: Limits, most: int, refusals: Refusals) -> None:
         self.limits = limits
+        self.refusals = refusals
         self._server = server
         self._most = most
         self._open: dict[Connection, None] = {}
@@ -81,6 +84,7 @@ class Connections:
         if len(self._open) >= self._most:
             if not self._resting:
                 self._num_refused += 1
+                self.refusals.count(TOO_MANY)
                 return False
             oldest, _ = self._resting.popitem(last=False)
             del self._open[oldest]
@@ -94,7 +98,7 @@ class Connections:
         """Tell one that was not admitted why."""
         if self._may_leave(connection):
             what = f"all {self._most} connections that are taken at a time (--max-connections) are in use"
-            connection.part(ApiError(what, status=503, code="too_many_connections", headers={"Retry-After": "1"}))
+            connection.part(ApiError(what, status=503, code=TOO_MANY, headers={"Retry-After": "1"}))
 
     def _may_leave(self, connection: Connection) -> bool:
         """Whether it may take its time to close; else it is cut."""
@@ -282,6 +286,7 @@ class Connection(web.RequestHandler):
         else:
             first = str(message).strip().split("\n")[0].rstrip(":")
             error = ApiError(f"this is no HTTP request: {first}", status=status, code="bad_request")
+        self._connections.refusals.count(error.code)
         response = error.response(request)
         response.force_close()
         return response
@@ -330,6 +335,8 @@ class Connection(web.RequestHandler):
         self._since, self._head = self._loop.time(), 0
         self._connections.rest(self)
         if last_words is not None:
+            if last_words.code != TOO_MANY:  # those are counted also where there is no room to tell them
+                self._connections.refusals.count(last_words.code)
             wire.write(_raw(last_words))
         self.transport = None  # else aiohttp would close it at once, and what has not been read would reset it
         self.force_close()

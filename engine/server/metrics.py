@@ -1,4 +1,5 @@
-"""Prometheus metrics, from the step records alone: they cannot disagree with the stream.
+"""Prometheus metrics. What they tell of the engine is from its step records alone, so that they cannot disagree with
+the stream; restarts, refused requests and the process's own figures are the API's.
 
 vLLM's names, labels and buckets where vLLM has a metric, so that its dashboards work; `paged:` for the rest.
 Times are on the engine's clock: TTFT begins when the core got the request, and network time is not in it.
@@ -6,7 +7,7 @@ Times are on the engine's clock: TTFT begins when the core got the request, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 import msgspec
@@ -34,6 +35,7 @@ from engine.protocol import (
     Snapshot,
     WasteLedger,
 )
+from engine.server.refusals import CODES
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -188,6 +190,13 @@ class Metrics:
             registry=self._registry,
         )
         self._restarts = Total(restarts.labels(**self._labels))
+        refused = Counter(
+            "paged:refused_requests",
+            "Requests and connections that the server refused, by the error's code",
+            (*self._labels, "code"),
+            registry=self._registry,
+        )
+        self._refused = {code: Total(refused.labels(code=code, **self._labels)) for code in CODES}
         self._lost_records = self._counter("paged:lost_records", "Step records these metrics never got")
         self._blocks = self._gauges("paged:blocks", "Blocks by state", "state")
         self._waste = self._gauges("paged:slots", "Slots held by requests, and waste", "kind")
@@ -281,6 +290,11 @@ class Metrics:
         self._restarts.raise_to(restarts)
         if not up:
             self._end_life()
+
+    def set_refused(self, counts: Mapping[str, int]) -> None:
+        """What the server has refused since its start, by `refusals.CODES`."""
+        for code, total in self._refused.items():
+            total.raise_to(counts[code])
 
     def _end_life(self) -> None:
         self._ended["error"].add(len(self._live))

@@ -58,6 +58,7 @@ class ModelRoutes:
             raise AssertionError("a ready engine has metrics")
         client = self._service.client
         metrics.set_up(client is not None and client.ready, self._service.restarts)
+        metrics.set_refused(self._service.refusals.counts)
         return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def tokenize(self, request: web.Request) -> web.Response:

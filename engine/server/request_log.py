@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # handlers, which the routes know, import this module
     from engine.server.routes import Handler
 
 MOST_FAILURES, FAILURE_SECONDS = 10, 60.0  # told loudly in that time; then as other requests are
+WATCHING = ("/health", "/metrics", "/engine/loads", "/engine/loads/{id}")  # asked again and again, whatever the method
 EXPECTED_FAILURES = (503, 504)  # no engine, which says so itself, and a client's own timeout
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class _Notes:
     fields: dict[str, Any] = field(default_factory=dict)
     failure: ApiError | None = None
     unforeseen: Exception | None = None
+    status: int | None = None  # once an answer has begun
 
 
 _NOTES: web.RequestKey[_Notes] = web.RequestKey("log_notes", _Notes)
@@ -68,16 +70,20 @@ class RequestLog:
         self._usual_level = logging.INFO if every else logging.DEBUG
         self._failures = Allowance(MOST_FAILURES, FAILURE_SECONDS)
 
+    async def on_prepare(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """For `on_response_prepare`: of an answer that is not sent to its end this is all there is to see."""
+        _notes(request).status = response.status
+
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         try:
             response = await handler(request)
         except asyncio.CancelledError:
-            self._ended(request, began, None, "left" if request.transport is None else "aborted")
+            self._ended(request, began, "left" if request.transport is None else "aborted")
             raise
         except ConnectionError:
-            self._ended(request, began, None, "left")
+            self._ended(request, began, "left")
             raise
         ended = None
         try:
@@ -89,16 +95,14 @@ class RequestLog:
         except ConnectionError:
             ended = "left"  # aiohttp sees it too
         finally:
-            self._ended(request, began, response, ended)
+            self._ended(request, began, ended)
         return response
 
-    def _ended(
-        self, request: web.Request, began: float, response: web.StreamResponse | None, ended: str | None
-    ) -> None:
+    def _ended(self, request: web.Request, began: float, ended: str | None) -> None:
         """`ended` is given where it was not for the server to say."""
         self.num_ended += 1
         notes = _notes(request)
-        status = None if response is None else response.status
+        status = notes.status
         fields = {
             "request": request_id(request),
             "client": self._whose(request),
@@ -106,12 +110,14 @@ class RequestLog:
             "route": route(request),
             "status": status,
             "seconds": round(time.monotonic() - began, 6),
-            "bytes": None if response is None else response.body_length,
+            "bytes": None if status is None else request.writer.output_size,
             "ended": ended or _how(notes, status),
         }
         if (trace := trace_id(request)) is not None:
             fields["trace"] = trace
         level, error = self._usual_level, None
+        if is_watching(request) and (status is None or status < 400 or status == 503):
+            level = logging.DEBUG
         if notes.unforeseen is not None or (notes.failure and notes.failure.status not in EXPECTED_FAILURES):
             untold = self._failures.take()
             if untold is not None:
@@ -155,6 +161,12 @@ def route(request: web.Request) -> str | None:
     """Its pattern: a path may have anything in it. None: there is no such route."""
     resource = request.match_info.route.resource
     return None if resource is None else resource.canonical
+
+
+def is_watching(request: web.Request) -> bool:
+    """Whether it only looks how the server fares, as dashboards, load generators and probes do once a second."""
+    where = route(request) or ""
+    return where in WATCHING or (where.startswith("/engine/") and request.method in (hdrs.METH_GET, hdrs.METH_HEAD))
 
 
 def _how(notes: _Notes, status: int | None) -> str:

@@ -20,6 +20,7 @@ from engine.server.errors import ApiError
 from engine.server.hub import StepHub
 from engine.server.metrics import Metrics
 from engine.server.reading import Bodies
+from engine.server.refusals import Refusals
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death, Supervisor
 from engine.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class Service:
         self.bodies = Bodies(settings.limits)
         self.admission = Admission(settings.limits)
         self.answer_names = AnswerNames()
+        self.refusals = Refusals()
         self.hub = StepHub() if hub is None else hub
         self.created = int(time.time())
         self.loaded: Loaded | None = None

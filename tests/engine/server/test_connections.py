@@ -1,6 +1,7 @@
 """A real server with small limits, and clients that speak no HTTP, or none for a while."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from engine.server.connections import ACCEPTED_AT_ONCE, AHEAD_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connections
 from engine.server.open_files import SPARE
+from engine.server.refusals import Refusals
 from engine.server.settings import Limits
 from tests.engine.server.conftest import Server, start
 from tests.engine.server.wires import HOST, Wire, until
@@ -118,6 +120,12 @@ def test_where_all_work_a_new_one_is_told_to_come_again(url: str) -> None:
             return wire.get().status == 200
 
     until(served, "one left, and a new one has its place")
+    with Wire(url) as wire:
+        counted = re.search(
+            rb'refused_requests_total\{code="too_many_connections",[^}]*\} (\S+)', wire.get("/metrics").body
+        )
+    assert counted is not None
+    assert float(counted[1]) >= 2
     for reader in readers:
         assert reader.is_open()
         reader.socket.close()
@@ -253,7 +261,7 @@ async def test_there_is_a_sweep_only_while_somebody_is_connected() -> None:
         return web.Response(text="here")
 
     loop = asyncio.get_running_loop()
-    connections = Connections(web.Server(answer), Limits(keep_alive_timeout=0.1), 4)
+    connections = Connections(web.Server(answer), Limits(keep_alive_timeout=0.1), 4, Refusals())
     server = await loop.create_server(connections, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")

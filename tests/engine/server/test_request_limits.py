@@ -235,3 +235,29 @@ def test_the_log_tells_what_became_of_each_request(start_server) -> None:
     assert chat["ttft"] > 0
     assert left["finish"] == ["abort"]
     assert left["ended"] in ("left", "aborted")
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "count"),
+    [
+        (CHAT, {"n": 64, "max_tokens": 2400, "logprobs": True, "top_logprobs": 20}, "logprobs", 64 * 2400 * 21),
+        (TEXT, {"n": 1, "best_of": 64, "max_tokens": 2400, "logprobs": 20}, "logprobs", 64 * 2400 * 21),
+        (TEXT, {"n": 64, "prompt": [65] * 2400, "prompt_logprobs": 20}, "prompt_logprobs", 64 * 2400 * 21),
+        (TEXT, {"n": 64, "prompt": [65] * 2400, "logprobs": 20, "echo": True}, "logprobs", 64 * 2416 * 21),
+    ],
+)
+def test_a_whole_answer_tells_so_many_log_probabilities(
+    server: Server, route: str, fields: dict, param: str, count: int
+) -> None:
+    refused(server, route, fields, param, "at most 3,145,728 log-prob", f"have {count:,}", "max_tokens", "(n)")
+
+
+def test_what_is_streamed_or_told_once_may_be_more(server: Server) -> None:
+    good = {"messages": USER, "n": 64, "logprobs": True, "top_logprobs": 20, "stream": True, "max_tokens": 2400}
+    with server.http as http:
+        with http.stream("POST", CHAT, json=good) as response:
+            assert response.status_code == 200
+            assert "top_logprobs" in next(response.iter_lines())
+        messages = [{"role": "user", "content": "a" * 2400}]  # a chat tells its prompt's once, not 64 times
+        once = {"messages": messages, "n": 64, "prompt_logprobs": 20, "max_tokens": 1}
+        assert http.post(CHAT, json=once).status_code == 200

@@ -107,6 +107,9 @@ def test_a_client_that_leaves(logged, streams: bool) -> None:
     line = logged.line_of(name)
     assert (line["ended"], line["level"], line["answer"]) == ("left", "info", f"cmpl-{name}")
     assert line["output_tokens"] < 3000
+    assert line["status"] == (200 if streams else None)
+    assert (line["bytes"] or 0) >= (400 * streams)  # what was sent of the stream
+    assert (line["bytes"] is None) == (not streams)
 
 
 def test_an_answer_that_is_cancelled(logged) -> None:
@@ -117,7 +120,33 @@ def test_an_answer_that_is_cancelled(logged) -> None:
         assert list(lines)[-2] == "data: [DONE]"
     line = logged.line_of("cancelled")
     assert (line["ended"], line["finish"]) == ("aborted", ["abort"])
-    assert logged.line_of("canceller")["route"] == "/engine/requests/{id}"
+    line = logged.line_of("canceller")
+    assert (line["route"], line["level"]) == ("/engine/requests/{id}", "info")
+
+
+def test_who_only_watches_is_told_of_at_debug(logged) -> None:
+    run = {"url": 1}
+    for number, (method, path, level) in enumerate(
+        [
+            ("GET", "/health", "debug"),
+            ("GET", "/metrics", "debug"),
+            ("HEAD", "/engine/control", "debug"),
+            ("GET", "/engine/loads", "debug"),
+            ("GET", "/version", "info"),
+            ("GET", "/v1/models", "info"),
+            ("POST", "/engine/cache/clear", "info"),
+            ("PUT", "/engine/loads/bad", "info"),  # refused
+            ("GET", "/engine/requests/none", "info"),
+        ]
+    ):
+        body = run if method == "PUT" else None
+        logged.http.request(method, path, json=body, headers={"X-Request-Id": f"watches-{number}"})
+        line = logged.line_of(f"watches-{number}")
+        assert (line["method"], line["level"]) == (method, level), path
+    with logged.http.stream("GET", "/engine/steps", headers={"X-Request-Id": "watches"}):
+        pass
+    line = logged.line_of("watches")
+    assert (line["ended"], line["status"], line["level"]) == ("left", 200, "debug")
 
 
 def test_requests_that_are_refused(logged) -> None:
@@ -210,11 +239,11 @@ def test_no_line_has_anything_of_what_clients_write_or_are_told(logged) -> None:
 def test_a_persons_lines(start_server) -> None:
     server = start_server(*SMALL, "--log-requests")
     with server.http as http:
-        http.get("/health", headers={"X-Request-Id": "mine"})
+        http.get("/version", headers={"X-Request-Id": "mine"})
     assert server.stop() == 0
     (line,) = server.stderr.read_text().splitlines()
     assert re.fullmatch(
-        r"paged-engine: request ended request=mine client=127\.0\.0\.1 method=GET route=/health status=200 "
+        r"paged-engine: request ended request=mine client=127\.0\.0\.1 method=GET route=/version status=200 "
         r"seconds=[\d.e-]+ bytes=\d+ ended=complete",
         line,
     )
