@@ -217,6 +217,7 @@ def test_what_is_not_there_is_named(http: httpx.Client, server, path: str, statu
 
 
 def test_an_unknown_request_is_the_same_error_as_when_it_is_cancelled(http: httpx.Client) -> None:
-    asked, cancelled = http.get("/engine/requests/x%20y"), http.delete("/engine/requests/x%20y")
+    headers = {"X-Request-Id": "the-same"}  # an error names it
+    asked, cancelled = (http.request(how, "/engine/requests/x%20y", headers=headers) for how in ("GET", "DELETE"))
     assert (asked.status_code, asked.json()) == (cancelled.status_code, cancelled.json())
     assert asked.json()["error"]["code"] == "request_not_found"
