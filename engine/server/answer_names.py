@@ -6,15 +6,15 @@ from __future__ import annotations
 import itertools
 import re
 
-REMEMBERED = 16_384  # more answers than a server has at a time, those held in a static batch included
 # A choice is named after its answer and its place in it.
 _LIKE_A_CHOICE = re.compile(r"[^-]+-.*-\d{1,4}")
 
 
 class AnswerNames:
-    """Ids given lately."""
+    """The newest `remembered` ids: as many as there are answers at a time, those held in a static batch included."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: int) -> None:
+        self._remembered = remembered
         self._given: dict[str, None] = {}  # the oldest first
         self._numbers = itertools.count(1)
 
@@ -24,6 +24,6 @@ class AnswerNames:
         while name in self._given or _LIKE_A_CHOICE.fullmatch(name):
             name = f"{wanted}.{next(self._numbers)}"
         self._given[name] = None
-        if len(self._given) > REMEMBERED:
+        if len(self._given) > self._remembered:
             del self._given[next(iter(self._given))]
         return name

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from engine.chat_template import ChatTemplateError
 from engine.core_client import CallFailedError, CoreClient, EngineDiedError
 from engine.messages import Ready
-from engine.protocol import EngineInfo, Record, decode_item, decode_snapshot
+from engine.protocol import MAX_NUM_SEQS, EngineInfo, Record, decode_item, decode_snapshot
 from engine.server.admission import Admission
 from engine.server.answer_names import AnswerNames
 from engine.server.bodies import check_token_ids
@@ -54,7 +54,7 @@ class Service:
         self.served_names = settings.names
         self.bodies = Bodies(settings.limits)
         self.admission = Admission(settings.limits)
-        self.answer_names = AnswerNames()
+        self.answer_names = AnswerNames(settings.limits.max_queue + MAX_NUM_SEQS)
         self.refusals = Refusals()
         self.hub = StepHub() if hub is None else hub
         self.created = int(time.time())

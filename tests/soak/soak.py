@@ -92,7 +92,8 @@ class Soak:
 
     async def run(self) -> Found:
         begun = time.monotonic()
-        async with self._session() as http:
+        # Connections that rest would be files of the server's at a pause.
+        async with aiohttp.ClientSession(self._url, connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http:
             follower = Follower(http)
             following = asyncio.create_task(follower.run())
             switching = asyncio.create_task(self._switch(http))

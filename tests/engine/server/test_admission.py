@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.server.admission import LATEST, Admission, Asked
-from engine.server.answer_names import REMEMBERED, AnswerNames
+from engine.server.answer_names import AnswerNames
 from engine.server.errors import ApiError
 from engine.server.settings import Limits
 from tests.engine.server.conftest import Server, start
@@ -140,7 +140,7 @@ def test_every_place_is_given_back_once_whatever_happens_in_which_order(data) ->
 
 
 def test_no_two_answers_have_one_name_nor_a_choice_that_of_another() -> None:
-    names = AnswerNames()
+    names = AnswerNames(100)
     assert names.unlike("cmpl-a") == "cmpl-a"
     again = names.unlike("cmpl-a")
     assert again not in ("cmpl-a", names.unlike("cmpl-a"))
@@ -148,9 +148,9 @@ def test_no_two_answers_have_one_name_nor_a_choice_that_of_another() -> None:
     assert names.unlike(again) != again
     assert names.unlike("cmpl-0123456789abcdef") == "cmpl-0123456789abcdef"
     assert names.unlike("cmpl-7b0c1c1e-0d6a-4f3a-9a57-446655440000").endswith("-446655440000")
-    for number in range(REMEMBERED + 10):
+    for number in range(100 + 10):
         names.unlike(f"cmpl-{number}")
-    assert len(names._given) == REMEMBERED
+    assert len(names._given) == 100
 
 
 # With a real engine.
