@@ -25,7 +25,8 @@ from types import FrameType
 from typing import NamedTuple
 
 from tests.fuzz.structured import structured
-from tests.fuzz.targets import BY_NAME, TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import BY_NAME, TARGETS
 
 INPUT_SECONDS = 5.0  # after which an input is said to hang
 STUCK_SECONDS = 30.0  # after which a process is, though no signal could tell

@@ -11,8 +11,7 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from engine.server.settings import Limits
 from engine.sizing.families import read_shape
 from engine.sizing.gguf_header import read_gguf_shape
 from engine.trace_lengths import TraceError as LengthsError
-from engine.trace_lengths import read_trace
 from loadgen import options as load_options
 from loadgen.arrivals import parse_arrivals
 from loadgen.durations import parse_duration
@@ -47,10 +45,10 @@ from loadgen.metrics.slo import parse_slo
 from loadgen.results.run_file import ResultError, RunEnd, RunFile
 from loadgen.sse import EventParser
 from loadgen.stop_rules import parse_rule
-from loadgen.traces.formats import open_trace
-from loadgen.traces.model import TraceError, check_session
+from loadgen.traces.model import TraceError
 from loadgen.traces.reading import Format
-from tests.fuzz.mutator import Mutator, zipped
+from tests.fuzz.target import Target, Wrong, jsons
+from tests.fuzz.trace_readers import lengths_seeds, read_lengths, read_trace_as, trace_seeds
 from tests.loadgen.results.sample_runs import completed, failed, header, write_run
 from tests.tui.simulated import simulate
 from tui import options as screen_options
@@ -59,51 +57,6 @@ from tui.client import UNDECODED, _events
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
 from tui.recording import RecordingError, read_heads, read_recording
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SHARED = ROOT.parent / "shared" / "traces"
-
-
-class Wrong(Exception):
-    """A reader did what no input may make it do."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """`read` takes an input and the folder for its files; it may raise `named` alone."""
-
-    name: str
-    seeds: Callable[[], Sequence[bytes]]
-    read: Callable[[bytes, Path], object]
-    named: tuple[type[Exception], ...]
-    words: tuple[bytes, ...] = ()
-    binary: bool = False
-    may_be_zipped: bool = False
-
-    def generator(self) -> Callable[[random.Random], bytes]:
-        mutator = Mutator(self.seeds(), self.words, binary=self.binary)
-
-        def make(chance: random.Random) -> bytes:
-            data = mutator.make(chance)
-            return zipped(data, chance) if self.may_be_zipped and chance.random() < 0.1 else data
-
-        return make
-
-    def take(self, data: bytes, folder: Path) -> type[Exception] | None:
-        """Give it to the reader: which of its named errors came, None for none. Raises what else comes."""
-        try:
-            self.read(data, folder)
-        except self.named as error:
-            if not str(error).strip():
-                raise Wrong(f"{type(error).__name__} says nothing") from error
-            return type(error)
-        return None
-
-
-def _jsons(*values: Any) -> list[bytes]:
-    return [json.dumps(value).encode() for value in values]
-
 
 # Server-sent events
 
@@ -161,116 +114,6 @@ def _read_step_events(data: bytes, folder: Path) -> None:
     pieces = _run(_list(_events(_cut(data, random.Random(len(data))))))
     if pieces != whole:
         raise Wrong(f"cut in pieces {pieces} and not {whole}")
-
-
-# Traces
-
-
-def _head(path: Path, lines: int) -> bytes:
-    with path.open("rb") as file:
-        return b"".join(file.readline() for _ in range(lines))
-
-
-def _lines(*values: Any) -> bytes:
-    return b"".join(line + b"\n" for line in _jsons(*values))
-
-
-def _trace_seeds(format: Format) -> list[bytes]:
-    turn = {"user": "hi", "output_tokens": 3}
-    match format:
-        case Format.CHAT:
-            full = {
-                "session": "s", "arrival": 1.5, "conversation": "c", "turn": 1, "labels": {"a": 1, "b": "x"},
-                "turns": [
-                    {**turn, "reply": "ho", "seed": 5},
-                    {"think": 1.5, "regenerates": 0, "output_tokens": 2},
-                    {"at": 9.0, "user": "x", "user_tokens": 1, "parent": None},
-                    {"at": 10.5, "input_tokens": 33, "hash_ids": [1, 2, 3], "output_tokens": 1},
-                    {"at": 11.0, "request": {"path": "/v1/completions", "body": {"prompt": "x"}}},
-                ],
-            }  # fmt: skip
-            header = {"format": "paged-top-chat", "version": 2, "systems": {"m": "be"}, "block_size": 16}
-            chats = _head(ROOT / "traces/chat500.jsonl", 3)
-            return [_lines(header, full, {**full, "session": "t", "arrival": 2, "turns": [turn]}), chats]
-        case Format.MOONCAKE:
-            line = {"timestamp": 500, "input_length": 513, "output_length": 3, "hash_ids": [46, 47]}
-            return [
-                _lines(line, {**line, "timestamp": 900.5}),
-                _head(ROOT / "tests/data/traces/mooncake_excerpt.jsonl", 3),
-            ]
-        case Format.BAILIAN:
-            line = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 17, "output_length": 2}
-            line |= {"type": "text", "turn": 1, "hash_ids": [5, 6]}
-            return [_lines(line, {**line, "chat_id": 2, "parent_chat_id": 1, "turn": 2})]
-        case Format.BURSTGPT:
-            return [
-                b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
-                b"45.5,GPT-4,1087,0,1087,Conversation log\n118,GPT-4,3,5,8,Conversation log\n",
-                b"Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-                b'1,9,2.5,ChatGPT,1,2,3,"API, log"\n2,9,,GPT-4,1,2,3,x\n',
-            ]
-        case Format.AZURE:
-            head = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            real = [_head(SHARED / "AzureLLMInferenceTrace_conv.csv", 4)] if SHARED.is_dir() else []
-            return [
-                head + b"2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n",
-                head + b"2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2,5\n",
-                *real,
-            ]
-        case Format.SHAREGPT:
-            chat = {"id": "a_0", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}
-            return [
-                json.dumps([chat, {**chat, "id": 7}], indent=1).encode(),
-                json.dumps([chat, chat]).encode(),
-                _lines(chat, chat),
-            ]
-        case Format.VLLM:
-            return [_lines({"prompt": "hi", "output_tokens": 5}, {"prompt": "ho"})]
-        case Format.OPENAI_BATCH:
-            body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
-            line = {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-            return [_lines(line, {**line, "custom_id": "r-2"})]
-        case Format.AIPERF:
-            single = {"type": "single_turn", "session_id": "a", "text": "hi", "timestamp": 5, "output_length": 3}
-            chat = {
-                "type": "multi_turn",
-                "session_id": "c",
-                "turns": [{"text": "x", "timestamp": 9}, {"text": "y", "delay": 5}],
-            }
-            return [_lines(single, {**single, "timestamp": 8, "role": "user"}, chat)]
-    raise AssertionError(format)
-
-
-def _read_trace_as(format: Format) -> Callable[[bytes, Path], None]:
-    def read(data: bytes, folder: Path) -> None:
-        path = folder / "trace"
-        path.write_bytes(data)
-        told = len(data) % 2 == 0  # by name, or by its content
-        skip_bad = len(data) % 3 == 0
-        trace = open_trace(path, format if told else None, skip_bad=skip_bad)
-        for session in trace.sessions():
-            try:
-                check_session(session, trace.header)
-            except ValueError as error:
-                raise Wrong(f"a session that breaks the model's rules: {error}") from error
-
-    return read
-
-
-def _read_lengths(data: bytes, folder: Path) -> None:
-    path = folder / "trace"
-    path.write_bytes(data)
-    for request in read_trace(path):
-        if request.prompt_tokens != sum(tokens for _, tokens in request.segments):
-            raise Wrong(f"the segments are not the prompt: {request}")
-
-
-def _lengths_seeds() -> list[bytes]:
-    return [
-        _head(ROOT / "traces/chat500.jsonl", 3),
-        *_trace_seeds(Format.MOONCAKE),
-        *_trace_seeds(Format.AZURE),
-    ]
 
 
 # The engine's stream, and recordings of it
@@ -411,7 +254,7 @@ def _config_seeds() -> list[bytes]:
     llama = {**CONFIG, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     llama["rope_parameters"] = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}
     layers = {**CONFIG, "layer_types": ["full_attention", "sliding_attention"] * 2}
-    return _jsons(CONFIG, llama, layers)
+    return jsons(CONFIG, llama, layers)
 
 
 def _read_config(data: bytes, folder: Path) -> None:
@@ -636,14 +479,14 @@ TARGETS: tuple[Target, ...] = (
     *(
         Target(
             f"trace-{format}",
-            lambda format=format: _trace_seeds(format),  # type: ignore[misc]
-            _read_trace_as(format),
+            lambda format=format: trace_seeds(format),  # type: ignore[misc]
+            read_trace_as(format),
             (TraceError,),
             may_be_zipped=True,
         )
         for format in Format
     ),
-    Target("trace-lengths", _lengths_seeds, _read_lengths, (LengthsError,)),
+    Target("trace-lengths", lengths_seeds, read_lengths, (LengthsError,)),
     Target("recording", _stream_seeds, _read_recording, (RecordingError,), may_be_zipped=True),
     Target("step-stream", _stream_seeds, _read_stream, FEED_ERRORS),
     Target("gguf-head", _gguf_seeds, _read_gguf_head, (ModelError,), binary=True),
@@ -657,13 +500,13 @@ TARGETS: tuple[Target, ...] = (
         (b"=", b"url = ", b"[[", b"]]", b'"""', b"0x", b"inf", b"1979-05-27"),
     ),
     Target("config-json", _config_seeds, _read_config, (ModelError,)),
-    Target("config-shape", lambda: _jsons(CONFIG, LATENT), _read_shape, (ModelError,)),
-    Target("body-chat", lambda: _jsons(*CHATS), _read_body(ChatBody, _settings_of), (ApiError,)),
-    Target("body-completion", lambda: _jsons(*COMPLETIONS), _read_body(CompletionBody, _settings_of), (ApiError,)),
-    Target("body-tokenize", lambda: _jsons(*TOKENIZES), _read_body(TokenizeBody, str), (ApiError,)),
-    Target("body-detokenize", lambda: _jsons({"tokens": [1, 2]}), _read_body(DetokenizeBody, str), (ApiError,)),
-    Target("body-control", lambda: _jsons(*CONTROLS), _read_body(ControlChange, str), (ApiError,)),
-    Target("body-load", lambda: _jsons(LOAD), _read_body(LoadRun, encode), (ApiError,)),
+    Target("config-shape", lambda: jsons(CONFIG, LATENT), _read_shape, (ModelError,)),
+    Target("body-chat", lambda: jsons(*CHATS), _read_body(ChatBody, _settings_of), (ApiError,)),
+    Target("body-completion", lambda: jsons(*COMPLETIONS), _read_body(CompletionBody, _settings_of), (ApiError,)),
+    Target("body-tokenize", lambda: jsons(*TOKENIZES), _read_body(TokenizeBody, str), (ApiError,)),
+    Target("body-detokenize", lambda: jsons({"tokens": [1, 2]}), _read_body(DetokenizeBody, str), (ApiError,)),
+    Target("body-control", lambda: jsons(*CONTROLS), _read_body(ControlChange, str), (ApiError,)),
+    Target("body-load", lambda: jsons(LOAD), _read_body(LoadRun, encode), (ApiError,)),
     Target("frames", _frame_seeds, _read_frames, (BadFrame,), binary=True),
     Target("options", _option_seeds, _read_options, (argparse.ArgumentTypeError, ValueError)),
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.mutator import Mutator
-from tests.fuzz.targets import BY_NAME, TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import BY_NAME, TARGETS
 
 INPUTS = os.environ.get("PAGED_TOP_FUZZ_INPUTS", "300")
 
