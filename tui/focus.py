@@ -79,6 +79,32 @@ class ControlFocus:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetFocus:
+    """`row`: the name of the server under the cursor, None: the first. `sort` is the name of a column."""
+
+    row: str | None = None
+    sort: str = "as named"
+    descending: bool = False
+    filter: str = ""
+    top: int = 0
+    follow: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFocus:
+    """Of a server that tells no steps: `run` is the selected run of its prefix tree, by its last block's hash.
+
+    `closed` runs hide what goes on from them; `engine` is the one of several that figures are of, None: all.
+    """
+
+    run: int | bytes | None = None
+    top: int = 0
+    closed: frozenset[int | bytes] = frozenset()
+    follow: bool = True
+    engine: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Focus:
     """`expanded`: the panel in front has the whole screen. `inspecting`: its selection is told in an overlay.
 
@@ -99,6 +125,8 @@ class Focus:
     ledgers: LedgersFocus = LedgersFocus()
     requests: RequestsFocus = RequestsFocus()
     control: ControlFocus = ControlFocus()
+    fleet: FleetFocus = FleetFocus()
+    server: ServerFocus = ServerFocus()
 
     def but(self, **changes: Any) -> Focus:
         return replace(self, **changes)

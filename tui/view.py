@@ -25,6 +25,7 @@ from tui.texts import NO_TEXTS, Texts
 
 if TYPE_CHECKING:
     from tui.advice import Suggestion
+    from tui.sources.view import FleetView, ServerView
 
 Phase = Literal["starting", "connecting", "live", "reconnecting", "down", "locked", "foreign", "ended"]
 
@@ -139,7 +140,8 @@ class Frame:
     """`view` is None until a first snapshot was read. `step` is the record of the step under the batch's cursor.
 
     `block_events`: what the kept records tell of the block that is inspected, as (step, words), the latest last.
-    `loads`: what load generators told last of their runs against this engine.
+    `loads`: what load generators told last of their runs against this engine. `server` is there instead of `view` where
+    a server tells no steps; `fleet` instead of both where several are shown side by side.
     """
 
     status: Status
@@ -150,6 +152,8 @@ class Frame:
     advice: tuple[Suggestion, ...] = ()
     block_events: tuple[tuple[int, str], ...] = ()
     loads: tuple[LiveLoad, ...] = ()
+    server: ServerView | None = None
+    fleet: FleetView | None = None
 
     @property
     def unread(self) -> str:

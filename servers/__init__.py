@@ -1,0 +1,1 @@
+"""What serving engines tell of themselves, whoever made them: their /metrics and KV events, in one set of terms."""
