@@ -72,9 +72,9 @@ def measure(before: Reading, after: Reading, seconds: float, engine: Engine | No
         else:
             growth[term] = grown
     histograms = {
-        term: grown
+        term: came
         for term, series in after.histograms.items()
-        if (grown := _between(before.histograms.get(term, {}), series)) is not None
+        if (came := _between(before.histograms.get(term, {}), series)) is not None
     }
     return Measures(seconds, after.totals(), growth, histograms, restarted, max(1, len(after.engines)))
 

@@ -17,7 +17,6 @@ Phase = Literal["finding", "live", "slow", "failing", "locked", "foreign"]
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class SourceLink:
     """How the connection to a server stands. `age`: seconds since the newest reading; None: there was none."""
 
@@ -32,7 +31,6 @@ class SourceLink:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class KvView:
     """The KV events of one endpoint. `tree` goes on while the source does: a paused one is a tree of its own."""
 
@@ -43,7 +41,6 @@ class KvView:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 @dataclass(frozen=True, slots=True)
 class ServerView:
     """One server. `now` is on the watcher's clock, as the looks' times. `seq` numbers what was heard of it.
@@ -78,7 +75,6 @@ class ServerView:
         return self.looks.measure(seconds, engine)
 
 
-@dataclass(frozen=True, slots=True)
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """Servers side by side, in the order in which they were named."""
