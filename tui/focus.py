@@ -92,16 +92,18 @@ class FleetFocus:
 
 @dataclass(frozen=True, slots=True)
 class ServerFocus:
-    """Of a server that tells no steps: `run` is the selected run of its prefix tree, by its last block's hash.
+    """Of a server that tells no steps: `run` is the selected run of its prefix trees, by endpoint and last block.
 
     `closed` runs hide what goes on from them; `engine` is the one of several that figures are of, None: all.
+    `slot` is the selected one of llama.cpp's.
     """
 
-    run: int | bytes | None = None
+    run: tuple[str, int | bytes] | None = None
     top: int = 0
-    closed: frozenset[int | bytes] = frozenset()
+    closed: frozenset[tuple[str, int | bytes]] = frozenset()
     follow: bool = True
     engine: tuple[str, str] | None = None
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from servers.kv_tree import KvTree
+from servers.kv_tree import Churn, KvTree
 from servers.looks import Looks
 from servers.measures import Measures
 from servers.terms import Engine
@@ -32,13 +32,19 @@ class SourceLink:
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """The KV events of one endpoint. `tree` goes on while the source does: a paused one is a tree of its own."""
+    """The KV events of one endpoint. `tree` goes on while the source does: a paused one is a tree of its own.
+
+    `since`: when the first message was heard, and `churned` what the tree had counted at times from then on, one a
+    second at most, the oldest first; both on the watcher's clock.
+    """
 
     endpoint: str
     tree: KvTree = field(repr=False)
     heard: int  # messages
     phase: Literal["connecting", "live", "failing"]
     detail: str = ""
+    since: float | None = None
+    churned: tuple[tuple[float, Churn], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
