@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from engine.kv_events import KvJournal
 from engine.prefix_cache import Contents, PrefixCache
 from engine.protocol import Block, ReservedFit, block_state
 
@@ -86,9 +87,10 @@ class BlockPool:
     """References, filled slots and contents of `num_blocks` blocks of `block_size` slots.
 
     A block is available while no table holds it and no copy reads it (`pins`, dropped when the step is committed).
+    `kv_journal` is told what can be found no more, where somebody wants to know.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, kv_journal: KvJournal | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = [0] * num_blocks  # block tables that hold it
@@ -96,6 +98,7 @@ class BlockPool:
         self.pins: dict[int, int] = {}
         self.queue = FreeQueue(num_blocks)
         self.cache = PrefixCache(remember=num_blocks)
+        self.kv_journal = kv_journal
         self.logical = 0  # the sum of all references
         self.held_slots_filled = 0  # the sum of `filled` over blocks with references
         self._available = bytearray(b"\x01") * num_blocks  # the queue's members, for finding runs of them
@@ -223,6 +226,8 @@ class BlockPool:
                 self.filled[block] = 0
                 self.queue.remove(block)
                 self.queue.push_front(block)
+        if self.kv_journal is not None:
+            self.kv_journal.cleared()
         return len(forgotten)
 
     def short_hole_blocks(self, count: int) -> int:
@@ -254,7 +259,9 @@ class BlockPool:
 
     def _take(self, block: int) -> int:
         if block in self.cache.contents:
-            self.cache.evict(block)
+            gone = self.cache.evict(block)
+            if gone is not None and self.kv_journal is not None:
+                self.kv_journal.removed(gone)
         self.queue.remove(block)
         self._available[block] = 0
         self.references[block] = 1

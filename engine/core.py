@@ -14,6 +14,7 @@ from engine.block_pool import BlockPool, IllegalState
 from engine.contents import in_order
 from engine.host_pool import HostPool
 from engine.invariants import check_plan, check_state
+from engine.kv_events import KvEvent, KvJournal
 from engine.kv_manager import KVManager
 from engine.ledger import Ledger
 from engine.messages import Output
@@ -80,7 +81,8 @@ def check_control(control: Control, info: EngineInfo) -> None:
 class EngineCore:
     """One engine over a runner. Everything happens between steps, in one thread; `step` never waits.
 
-    Without `partial_hits` the prefix cache finds whole blocks alone.
+    Without `partial_hits` the prefix cache finds whole blocks alone. With `kv_events` it keeps what changes there until
+    somebody takes it (`drain_kv_events`).
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class EngineCore:
         check_invariants: bool = False,
         clock: Callable[[], float] = time.monotonic,
         partial_hits: bool = True,
+        kv_events: bool = False,
     ) -> None:
         check_control(control, info)
         self.runner = runner
@@ -100,7 +103,8 @@ class EngineCore:
         self.check_invariants = check_invariants
         self.clock = clock
         self.rates = Rates()
-        self.pool = BlockPool(info.num_blocks, info.block_size)
+        self._kv_journal = KvJournal(info.block_size) if kv_events else None
+        self.pool = BlockPool(info.num_blocks, info.block_size, self._kv_journal)
         kv = KVManager(self.pool, info.max_model_len, HostPool(info.num_host_blocks), partial_hits=partial_hits)
         self.scheduler = Scheduler(kv, control, info.max_model_len, self.rates)
         self.ledger = Ledger(self.pool, info.kv_bytes_per_token)
@@ -248,6 +252,10 @@ class EngineCore:
         if not self._has_news:
             return None
         return self._record(self.clock(), (), Durations(0.0, 0.0, 0.0, 0.0, 0.0), ())
+
+    def drain_kv_events(self) -> tuple[KvEvent, ...]:
+        """What changed in the prefix cache since the last call; nothing where events are not kept."""
+        return () if self._kv_journal is None else self._kv_journal.drain()
 
     def snapshot(self) -> Snapshot:
         """The state as of the last record; `flush` first, or news that no record told would be in it."""

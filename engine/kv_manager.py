@@ -440,4 +440,7 @@ class KVManager:
             if block in pool.cache.contents:
                 continue  # found there, or brought back by another that shares it
             decoded = begin + size > request.prompt_length
+            if pool.kv_journal is not None and pool.cache.find(hashes[index]) is None:
+                salt = None if request.scheduling.cache_salt is None else request.root.hex()
+                pool.kv_journal.stored(hashes[index], parent if index else None, tokens, salt)
             pool.publish(block, Contents(hashes[index], parent, tokens if self.partial_hits else (), decoded))

@@ -81,13 +81,18 @@ class PrefixCache:
         if self._evicted:
             self._evicted.pop(contents.hash, None)
 
-    def evict(self, block: int) -> None:
-        """Forget a block whose memory is wanted, and remember that it was here."""
+    def evict(self, block: int) -> bytes | None:
+        """Forget a block whose memory is wanted, and remember that it was here.
+
+        Returns its hash, or None while an equal block still has it.
+        """
         block_hash = self.forget(block).hash
-        if block_hash not in self.by_hash:
-            self._evicted[block_hash] = None
-            if len(self._evicted) > self._remember:
-                self._evicted.popitem(last=False)
+        if block_hash in self.by_hash:
+            return None
+        self._evicted[block_hash] = None
+        if len(self._evicted) > self._remember:
+            self._evicted.popitem(last=False)
+        return block_hash
 
     def forget(self, block: int) -> Contents:
         contents = self.contents.pop(block)

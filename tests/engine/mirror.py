@@ -156,6 +156,9 @@ def mirror_core(
     max_model_len: int = 64,
     control: Control | None = None,
     num_host_blocks: int = 0,
+    *,
+    partial_hits: bool = True,
+    kv_events: bool = False,
 ) -> EngineCore:
     info = EngineInfo(
         model="mirror",
@@ -169,7 +172,16 @@ def mirror_core(
         num_host_blocks=num_host_blocks,
     )
     runner = MirrorRunner(num_blocks, block_size, num_host_blocks)
-    return EngineCore(runner, info, control or Control(), frozenset([EOS]), check_invariants=True, clock=Clock())
+    return EngineCore(
+        runner,
+        info,
+        control or Control(),
+        frozenset([EOS]),
+        check_invariants=True,
+        clock=Clock(),
+        partial_hits=partial_hits,
+        kv_events=kv_events,
+    )
 
 
 def greedy(max_tokens: int, **settings: object) -> SamplingParams:

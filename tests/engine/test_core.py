@@ -20,6 +20,7 @@ from engine.messages import BeamOutput
 from engine.protocol import Control, FinishReason, Parts, PoolTotals, Record, WaitCause, decode_item, encode
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
+from tests.engine.kv_fold import KvFold
 from tests.engine.mirror import MirrorRunner, expected_beams, expected_output, greedy, mirror_core
 from tui.checks import check_record
 from tui.fold import EngineFold, MissingRecords
@@ -70,7 +71,8 @@ class EngineMachine(RuleBasedStateMachine):
         self, block_size: int, max_model_len: int, reservations: float, host_blocks: int, control: Control
     ) -> None:
         num_blocks = int(-(-max_model_len // block_size) * reservations)
-        self.core = mirror_core(num_blocks, block_size, max_model_len, control, host_blocks)
+        self.core = mirror_core(num_blocks, block_size, max_model_len, control, host_blocks, kv_events=True)
+        self.kv_fold = KvFold()
         self.fold = EngineFold.from_snapshot(self.core.snapshot())
         self.wanted: dict[str, tuple[list[int], str]] = {}
         self.searched: dict[str, tuple[BeamOutput, ...]] = {}
@@ -263,6 +265,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         outputs, record = self.core.step()
+        self.check_kv_events()
         if record is not None:
             self.tell(record)
             assert self.core.flush() is None, "a step's record did not tell all: a snapshot cannot follow it"
@@ -284,6 +287,12 @@ class EngineMachine(RuleBasedStateMachine):
                 REACHED["beam searches"] += 1
             elif output.finished is not None:
                 assert (self.tokens[name], output.finished) == self.wanted.pop(name)
+
+    def check_kv_events(self) -> None:
+        self.kv_fold.take(self.core.drain_kv_events())
+        self.kv_fold.check(self.core)
+        REACHED["runs of KV blocks"] = max(REACHED["runs of KV blocks"], self.kv_fold.runs)
+        REACHED["KV blocks removed"] = max(REACHED["KV blocks removed"], self.kv_fold.removed)
 
     def tell(self, record: Record) -> None:
         decoded = decode_item(encode(record))
@@ -328,6 +337,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.tell(record)
                 check_books(self.core.scheduler, self.core.ledger)
             assert self.fold.to_snapshot() == self.core.snapshot()
+            self.check_kv_events()
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
@@ -360,6 +370,7 @@ def test_the_machine_came_to_everything():
     causes = [f"waits for {cause}" for cause in get_args(WaitCause)]
     ends = [f"ends by {reason}" for reason in get_args(FinishReason)]
     wanted = ["copies", "forks", "blocks brought back", "tokens copied out of other blocks", "beam searches"]
+    wanted += ["runs of KV blocks", "KV blocks removed"]
     wanted += ["preempted by swap", "preempted by recompute", "faults of compute", "faults of move", "steps in parts"]
     assert REACHED["machine steps"] >= 30 * STEPS
     if STEPS >= 6000:
