@@ -5,6 +5,8 @@ Nothing in them is anybody's text: no token ids, no prompts, no keys.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 FORMAT = 1  # of a recording of these
@@ -13,7 +15,9 @@ FORMAT = 1  # of a recording of these
 class SourceHead(msgspec.Struct, frozen=True, tag="source"):
     """Begins a recording, one for each server in it; `source` is its number there. `recorded`: Unix time.
 
-    `url` has no user and no query. `kind` is as `servers.dialects` names it, empty until it is found.
+    `url` has no user and no query. `kind` is as `servers.dialects` names it, empty until it is found. `time` is on the
+    watcher's clock, as `recorded` is Unix time at that moment; `every` is the seconds between two looks, 0: not told.
+    One in the middle tells that another server, or another version, answers there now.
     """
 
     source: int
@@ -23,6 +27,8 @@ class SourceHead(msgspec.Struct, frozen=True, tag="source"):
     version: str = ""
     recorded: float = 0.0
     format: int = FORMAT
+    time: float = 0.0
+    every: float = 0.0
 
 
 class Scrape(msgspec.Struct, frozen=True, tag="scrape"):
@@ -37,12 +43,16 @@ class Scrape(msgspec.Struct, frozen=True, tag="scrape"):
     text: str
 
 
+FailedPhase = Literal["finding", "failing", "locked", "foreign"]
+KvPhase = Literal["connecting", "live", "failing"]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A scrape that gave nothing. `phase` is what that means: see `tui.sources.view.Phase`."""
 
     source: int
     time: float
-    phase: str
+    phase: FailedPhase
     reason: str
 
 
@@ -54,6 +64,30 @@ class KvMessage(msgspec.Struct, frozen=True, tag="kv"):
     time: float
     endpoint: str
     payload: dict[str, object]
+
+
+class KvLink(msgspec.Struct, frozen=True, tag="kv link"):
+    """How the subscription to a KV event publisher stands from now on, `detail` in words. A message makes it live."""
+
+    source: int
+    time: float
+    endpoint: str
+    phase: KvPhase
+    detail: str = ""
+
+
+class KvState(msgspec.Struct, frozen=True, tag="kv state"):
+    """The tree of an endpoint when a recording began, as `servers.kv_tree` makes one into builtins and back.
+
+    `heard` messages led to it, the first of them at `since` on the watcher's clock.
+    """
+
+    source: int
+    time: float
+    endpoint: str
+    heard: int
+    since: float | None
+    state: dict[str, object]
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -74,7 +108,7 @@ class Slots(msgspec.Struct, frozen=True, tag="slots"):
     slots: tuple[Slot, ...]
 
 
-Item = SourceHead | Scrape | Failed | KvMessage | Slots
+Item = SourceHead | Scrape | Failed | KvMessage | KvLink | KvState | Slots
 
 encode_item = msgspec.json.Encoder().encode
 decode_item = msgspec.json.Decoder(Item).decode

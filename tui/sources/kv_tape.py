@@ -1,0 +1,217 @@
+"""The KV events of one endpoint: the tree now, and any kept moment of it, by keyframes and the messages after them."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import msgspec
+
+from servers.kv_events import Message, from_builtins
+from servers.kv_tree import Churn, KvTree
+from servers.looks import KEPT
+from tui.sources.items import KvMessage, KvPhase, KvState
+from tui.sources.view import KvView
+
+CHUNK = 64 << 10  # bytes of messages that are compressed together
+SPACING = 256 << 10  # bytes of messages from one keyframe to the next at least; or as many as the keyframe itself has
+CHURN_EVERY = 1.0  # seconds between two counts of churn
+CHURN_COST, STANDING_COST = 300, 200  # bytes, about
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(dict[str, object]).decode
+_unpack_all = msgspec.msgpack.Decoder(list[dict[str, object]]).decode
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Some messages, by the items that brought them: compressed as one once there are enough of them."""
+
+    seqs: array[int] = field(default_factory=lambda: array("q"))
+    open: list[dict[str, object]] = field(default_factory=list)
+    raw: int = 0  # bytes of messages
+    packed: bytes = b""
+
+    def add(self, seq: int, payload: dict[str, object]) -> int:
+        """Returns the bytes that it has, uncompressed."""
+        self.seqs.append(seq)
+        self.open.append(payload)
+        size = len(_pack(payload))
+        self.raw += size
+        return size
+
+    def close(self) -> None:
+        self.packed, self.open = zlib.compress(_pack(self.open), 1), []
+
+    def messages(self) -> list[dict[str, object]]:
+        return _unpack_all(zlib.decompress(self.packed)) if self.packed else self.open
+
+    @property
+    def bytes(self) -> int:
+        return 8 * len(self.seqs) + (len(self.packed) if self.packed else self.raw)
+
+
+@dataclass(slots=True)
+class _Reel:
+    """A tree after item `seq`, compressed (empty: of a tree with nothing in it), and the messages since."""
+
+    seq: int
+    heard: int
+    state: bytes = b""
+    state_raw: int = 0  # bytes of it, uncompressed
+    raw: int = 0  # bytes of the messages since
+    chunks: list[_Chunk] = field(default_factory=list)
+
+    def restore(self) -> KvTree:
+        return KvTree.from_state(_unpack(zlib.decompress(self.state))) if self.state else KvTree()
+
+    @property
+    def bytes(self) -> int:
+        return len(self.state) + sum(chunk.bytes for chunk in self.chunks)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """A tree of the past, after item `seq`, that can go on within its reel."""
+
+    reel: _Reel
+    seq: int
+    tree: KvTree
+    heard: int
+
+
+class KvTape:
+    """Of one endpoint, heard of first in item `seq`. Items are taken in order."""
+
+    def __init__(self, endpoint: str, seq: int) -> None:
+        self.endpoint = endpoint
+        self.tree = KvTree()
+        self.born = seq
+        self._reels = [_Reel(seq, 0)]
+        self._heard = 0
+        self._since: list[tuple[int, float | None]] = [(seq, None)]  # by item: when the first message came
+        self._standings: list[tuple[int, KvPhase, str]] = [(seq, "connecting", "")]
+        self._churned: list[tuple[int, float, Churn]] = []
+        self._cursor: _Cursor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What the past takes; the tree of now does not belong to it."""
+        lists = CHURN_COST * len(self._churned) + STANDING_COST * len(self._standings)
+        return sum(reel.bytes for reel in self._reels) + lists
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """The items after which a tree is kept whole."""
+        return tuple(reel.seq for reel in self._reels)
+
+    def take(self, seq: int, time: float, item: KvMessage, message: Message) -> None:
+        """Fold a message; `time` is the moment on the watcher's clock."""
+        self.tree.take(message)
+        self._heard += 1
+        if self._since[-1][1] is None:
+            self._since.append((seq, time))
+        if (
+            not self._churned
+            or self._churned[-1][0] < self._since[-1][0]
+            or (time - self._churned[-1][1] >= CHURN_EVERY)
+        ):
+            self._churned.append((seq, time, self.tree.churn))
+        self.stand(seq, "live", "")
+        reel = self._reels[-1]
+        if not reel.chunks or reel.chunks[-1].packed:
+            reel.chunks.append(_Chunk())
+        reel.raw += reel.chunks[-1].add(seq, item.payload)
+        if reel.chunks[-1].raw >= CHUNK:
+            reel.chunks[-1].close()
+        if reel.raw >= max(SPACING, reel.state_raw):
+            self._open_reel(seq, _pack(self.tree.to_state()))
+
+    def stand(self, seq: int, phase: KvPhase, detail: str) -> None:
+        """How the subscription stands from item `seq` on."""
+        if self._standings[-1][1:] != (phase, detail):
+            self._standings.append((seq, phase, detail))
+
+    def begin_anew(self, seq: int) -> None:
+        """What was there is of a server that is there no more."""
+        self.tree, self._heard = KvTree(), 0
+        self._since.append((seq, None))
+        self.stand(seq, "connecting", "")
+        self._open_reel(seq, b"")
+
+    def set(self, seq: int, item: KvState) -> None:
+        """Go on from a tree as it was when a recording began. Raises ValueError where it cannot be one."""
+        self.tree, self._heard = KvTree.from_state(item.state), item.heard
+        self._since.append((seq, item.since))
+        self.stand(seq, "live" if item.heard else "connecting", "")
+        self._open_reel(seq, _pack(item.state))
+
+    def state(self, source: int, time: float) -> KvState:
+        """What `set` goes on from."""
+        return KvState(source, time, self.endpoint, self._heard, self._since[-1][1], self.tree.to_state())
+
+    def view(self) -> KvView:
+        """Now."""
+        return self._view(self.tree, self._heard, len(self._standings), len(self._since), len(self._churned))
+
+    def view_at(self, seq: int) -> KvView:
+        """After item `seq`; the tree changes with the next question. Raises LookupError where it is not kept."""
+        cursor = self._moment(seq)
+        return self._view(
+            cursor.tree,
+            cursor.heard,
+            bisect_right(self._standings, seq, key=lambda standing: standing[0]),
+            bisect_right(self._since, seq, key=lambda since: since[0]),
+            bisect_right(self._churned, seq, key=lambda churned: churned[0]),
+        )
+
+    def drop(self, seq: int) -> None:
+        """What is needed for nothing after item `seq`, `seq` included."""
+        at = bisect_right(self._reels, seq, key=lambda reel: reel.seq) - 1
+        if at > 0:
+            del self._reels[:at]
+            self._cursor = None
+        for kept in (self._standings, self._since):
+            at = bisect_right(kept, seq, key=lambda one: one[0]) - 1
+            if at > 0:
+                del kept[:at]
+        at = bisect_right(self._churned, seq, key=lambda one: one[0]) - KEPT
+        if at > 0:
+            del self._churned[:at]
+
+    def _view(self, tree: KvTree, heard: int, standings: int, sinces: int, churned: int) -> KvView:
+        _, phase, detail = self._standings[standings - 1]
+        begun, since = self._since[sinces - 1]
+        times = tuple(
+            (time, churn) for seq, time, churn in self._churned[max(0, churned - KEPT) : churned] if seq >= begun
+        )
+        return KvView(self.endpoint, tree, heard, phase, detail, since, times)
+
+    def _moment(self, seq: int) -> _Cursor:
+        at = bisect_right(self._reels, seq, key=lambda reel: reel.seq) - 1
+        if at < 0:
+            raise LookupError(f"the KV events before item {self._reels[0].seq:,} are not kept")
+        reel, cursor = self._reels[at], self._cursor
+        if cursor is None or cursor.reel is not reel or cursor.seq > seq:
+            cursor = _Cursor(reel, reel.seq, reel.restore(), reel.heard)
+        self._cursor = None  # what breaks off in the middle is not gone on from
+        for chunk in reel.chunks:
+            if chunk.seqs[-1] <= cursor.seq:
+                continue
+            begin, end = bisect_right(chunk.seqs, cursor.seq), bisect_right(chunk.seqs, seq)
+            if begin == end:
+                break
+            for payload in chunk.messages()[begin:end]:
+                cursor.tree.take(from_builtins(payload))
+                cursor.heard += 1
+        cursor.seq = seq
+        self._cursor = cursor
+        return cursor
+
+    def _open_reel(self, seq: int, state: bytes) -> None:
+        chunks = self._reels[-1].chunks
+        if chunks and not chunks[-1].packed:
+            chunks[-1].close()
+        self._reels.append(_Reel(seq, self._heard, zlib.compress(state, 1) if state else b"", len(state)))
