@@ -6,9 +6,10 @@ import os
 import threading
 import zlib
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from engine.protocol import Gap, Record, Snapshot, StreamItem, encode
 from tui import figures
@@ -18,6 +19,8 @@ BATCH_SECONDS = 0.5  # between two writes: what a killed recorder loses at most,
 CLOSE_SECONDS = 5.0  # for the last write
 MAX_WAITING = 5_000  # records that a slow disk may leave in memory
 LINES_TOGETHER = 16  # that are compressed as one, and are lost together where the disk gets full
+
+T = TypeVar("T")
 
 
 class Compressor(Protocol):
@@ -30,16 +33,19 @@ class Compressor(Protocol):
     def copy(self) -> Self: ...
 
 
-class Recorder:
-    """Writes one engine's stream to a new file. `records` and `bytes` are what lies in it, `error` why it ended early.
+class LineWriter(Generic[T]):
+    """Writes items to a new file, a line each. `records` and `bytes` are what lies in it, `error` why it ended early.
 
-    Call `begin` once, then `take` for every record after it, and `gap` where some are missing. Where the disk is full,
-    the file ends with the last lines that fitted whole, and a gzip member is closed after it.
+    Where the disk is full, the file ends with the last lines that fitted whole, and a gzip member is closed after it.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Make the file; raises RecordingError where it exists already or cannot be made."""
+    def __init__(self, path: Path, encode: Callable[[T], bytes], is_record: Callable[[T], bool]) -> None:
+        """Make the file; raises RecordingError where it exists already or cannot be made.
+
+        `encode` is called in the writer's thread; `is_record` says which items are counted.
+        """
         self.path = path
+        self._encode, self._is_record = encode, is_record
         self.records = 0
         self.bytes = 0
         self.error = ""
@@ -50,22 +56,10 @@ class Recorder:
         except OSError as error:
             raise RecordingError(f"{path} cannot be made: {error.strerror}") from None
         self._zip: Compressor | None = zlib.compressobj(6, zlib.DEFLATED, GZIP) if path.suffix == ".gz" else None
-        self._waiting: deque[StreamItem] = deque()
+        self._waiting: deque[T] = deque()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
-
-    def begin(self, snapshot: Snapshot) -> None:
-        """The state that records go on from; once more where the engine was started again."""
-        self._put(snapshot)
-
-    def take(self, record: Record) -> None:
-        self._put(record)
-
-    def gap(self, first: int, last: int, snapshot: Snapshot) -> None:
-        """Records `first` to `last` are missing; `snapshot` is what goes on after them."""
-        self._put(Gap(first, last))
-        self._put(snapshot)
 
     def close(self) -> None:
         """Write what waits, and end. Does not wait for a disk that hangs, nor where it has ended already."""
@@ -76,7 +70,8 @@ class Recorder:
         if self._thread.is_alive() and not self.error:
             self.error = f"{self.path}: the disk did not take the last records within {CLOSE_SECONDS:.0f} s"
 
-    def _put(self, item: StreamItem) -> None:
+    def put(self, item: T) -> None:
+        """Write it soon; nothing where it has ended."""
         if self.error or self._over.is_set():
             return
         if len(self._waiting) >= MAX_WAITING:
@@ -130,9 +125,9 @@ class Recorder:
         while self._waiting and most:
             most -= 1
             item = self._waiting.popleft()
-            line = encode(item) + b"\n"
+            line = self._encode(item) + b"\n"
             self._send(self._zip.compress(line) if self._zip else line)
-            written += isinstance(item, Record)
+            written += self._is_record(item)
         if self._zip:
             self._send(self._zip.flush(zlib.Z_SYNC_FLUSH))
         self.records += written
@@ -143,3 +138,26 @@ class Recorder:
             sent = self._file.write(rest) or 0  # a file without a buffer may take a part
             self.bytes += sent
             rest = rest[sent:]
+
+
+class Recorder(LineWriter[StreamItem]):
+    """Writes one engine's stream.
+
+    Call `begin` once, then `take` for every record after it, and `gap` where some are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the file; raises RecordingError where it exists already or cannot be made."""
+        super().__init__(path, encode, lambda item: isinstance(item, Record))
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """The state that records go on from; once more where the engine was started again."""
+        self.put(snapshot)
+
+    def take(self, record: Record) -> None:
+        self.put(record)
+
+    def gap(self, first: int, last: int, snapshot: Snapshot) -> None:
+        """Records `first` to `last` are missing; `snapshot` is what goes on after them."""
+        self.put(Gap(first, last))
+        self.put(snapshot)

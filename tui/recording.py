@@ -1,4 +1,4 @@
-"""A recording: the stream's own lines in a file, a snapshot first, then every record; plain or gzip.
+"""A recording of an engine: the stream's own lines in a file, a snapshot first, then every record; plain or gzip.
 
 Where records were lost, a `gap` line comes, and then a snapshot again; where the engine was started again, just a
 snapshot. A reader holds one line at a time, whatever the file's size; `tui.recorder` writes them.
@@ -28,6 +28,7 @@ from engine.protocol import (
     decode_item,
 )
 
+SOURCE_TAG = "source"  # of the first line of a recording of servers' metrics: see `tui.sources.items`
 MAX_LINE = 1 << 29  # bytes; a snapshot of a million blocks has about 80 million
 STDIN = Path("-")
 GZIP = 31  # zlib's window bits, with gzip's header
@@ -72,6 +73,12 @@ class RecordHead(msgspec.Struct, frozen=True, tag="step"):
     fault: str = ""
 
 
+class _Tagged(msgspec.Struct):
+    """What every line of every recording has."""
+
+    type: str
+
+
 class _Version(msgspec.Struct):
     """What every protocol's snapshot is believed to have."""
 
@@ -81,8 +88,10 @@ class _Version(msgspec.Struct):
 
 decode_head = msgspec.json.Decoder(RecordHead | Gap | SnapshotHead).decode
 _decode_version = msgspec.json.Decoder(_Version).decode
+_decode_tagged = msgspec.json.Decoder(_Tagged).decode
 
 Head = RecordHead | Gap | SnapshotHead
+L = TypeVar("L")
 T = TypeVar("T", bound=StreamItem | Head)
 
 
@@ -91,22 +100,15 @@ def lives_on(before: EngineInfo | EngineHead, now: EngineInfo | EngineHead) -> b
     return now.restarts > before.restarts and now.started > before.started
 
 
-class Reading(Generic[T]):
-    """A recording's items in order, one line at a time: a snapshot, its records without a hole, then perhaps a gap.
+class Lines(Generic[L]):
+    """A recording's lines in order, one at a time, each decoded: plain or gzip, as far as the file goes.
 
-    After a gap a snapshot follows, but for a gap at the very end. Where the engine was started again a snapshot comes
-    without a gap before it, and records are counted anew. `line` and `offset` (bytes, uncompressed) are those
-    of the last item's line; `note` says at the end how the file is broken, if it is. Iterating raises RecordingError.
+    `line` and `offset` (bytes, uncompressed) are those of the last one; `note` says at the end how the file is broken,
+    if it is. Iterating raises RecordingError.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        decode: Callable[[bytes], T],
-        offset: int = 0,
-        line: int = 1,
-    ) -> None:
-        """Open it at a snapshot's line, the first one's as a rule. Raises RecordingError."""
+    def __init__(self, path: Path, decode: Callable[[bytes], L], offset: int = 0, line: int = 1) -> None:
+        """Open it at a line. Raises RecordingError."""
         self.path = path
         self.note = ""
         self.line = line - 1
@@ -114,9 +116,6 @@ class Reading(Generic[T]):
         self._next_offset = offset
         self._decode = decode
         self._first = True  # nothing was read yet
-        self._seq = 0  # of the last item
-        self._engine: EngineInfo | EngineHead | None = None  # in the life that is read
-        self._missing_to: int | None = None  # the last record seen since some were missing
         self._unzipped: _Unzipped | None = None
         try:
             self._lines = self._open(offset)
@@ -124,14 +123,31 @@ class Reading(Generic[T]):
             raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
         self._items = self._in_order()
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[L]:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> L:
         return next(self._items)
 
     def close(self) -> None:
         self._lines.close()
+
+    def _in_order(self) -> Iterator[L]:
+        """What the lines say, without what cannot be gone on from."""
+        raise NotImplementedError
+
+    def _check(self, item: L) -> None:
+        """Raise RecordingError where an item cannot stand at this line."""
+
+    def _wrong(self, text: bytes, error: Exception) -> RecordingError:
+        """Why a line does not decode."""
+        if self._first:
+            return RecordingError(f"{self.path} is not a recording: line {self.line} is {_shown(text[:40])} ({error})")
+        return RecordingError(f"{self.path}: line {self.line} does not decode ({error})")
+
+    def _empty(self) -> RecordingError:
+        """Why there is nothing in it."""
+        return RecordingError(f"{self.path} is empty" if not self.note else f"{self.path} is {self.note}")
 
     def _open(self, offset: int) -> io.BufferedReader:
         file = cast(
@@ -147,38 +163,7 @@ class Reading(Generic[T]):
             file.seek(offset)
         return file
 
-    def _in_order(self) -> Iterator[T]:
-        """What the lines say, without what cannot be gone on from."""
-        for item in self._decoded():
-            if isinstance(item, Gap):
-                continue  # the next snapshot's number says exactly what is missing
-            if isinstance(item, Record | RecordHead):
-                if self._missing_to is None and item.seq == self._seq + 1:
-                    self._seq = item.seq
-                    yield item
-                elif item.seq > self._seq:
-                    self._missing_to = max(item.seq, self._missing_to or 0)
-                continue
-            again = self._engine is not None and lives_on(self._engine, item.engine)
-            if not self._first and not again and (self._other(item.engine) or item.seq < self._seq):
-                raise RecordingError(f"{self.path}: another recording begins at line {self.line}")
-            missing, news = item.seq - self._seq, self._first or again or item.seq > self._seq
-            if missing and not self._first and not again:
-                yield cast(T, Gap(self._seq + 1, item.seq))
-            self._first, self._missing_to = False, None
-            self._seq, self._engine = item.seq, item.engine
-            if news:
-                yield item
-                del item
-        if self._first:
-            raise RecordingError(f"{self.path} is empty" if not self.note else f"{self.path} is {self.note}")
-        if self._missing_to is not None:
-            yield cast(T, Gap(self._seq + 1, self._missing_to))
-
-    def _other(self, engine: EngineInfo | EngineHead) -> bool:
-        return self._engine is None or engine.started != self._engine.started
-
-    def _decoded(self) -> Iterator[T]:
+    def _decoded(self) -> Iterator[L]:
         """Every line's item, as it stands there."""
         if self._first:
             self._check_start(self._lines.peek(_CHUNK))
@@ -198,7 +183,7 @@ class Reading(Generic[T]):
         if self._unzipped and self._unzipped.broken and not self.note:
             self.note = f"{self._unzipped.broken} at line {self.line + 1}"
 
-    def _item(self, line: bytes) -> T | None:
+    def _item(self, line: bytes) -> L | None:
         """A line's item; None where the file breaks off in it, which `note` then says."""
         try:
             return self._decode(line)
@@ -225,6 +210,52 @@ class Reading(Generic[T]):
         if found and not found.startswith(b"{"):
             raise RecordingError(f"{self.path} is not a recording: it begins with {_shown(found)}")
 
+
+class Reading(Lines[T]):
+    """An engine's recording: a snapshot, its records without a hole, then perhaps a gap.
+
+    After a gap a snapshot follows, but for a gap at the very end. Where the engine was started again a snapshot comes
+    without a gap before it, and records are counted anew.
+    """
+
+    def __init__(self, path: Path, decode: Callable[[bytes], T], offset: int = 0, line: int = 1) -> None:
+        """Open it at a snapshot's line, the first one's as a rule. Raises RecordingError."""
+        super().__init__(path, decode, offset, line)
+        self._seq = 0  # of the last item
+        self._engine: EngineInfo | EngineHead | None = None  # in the life that is read
+        self._missing_to: int | None = None  # the last record seen since some were missing
+
+    def _in_order(self) -> Iterator[T]:
+        """What the lines say, without what cannot be gone on from."""
+        for item in self._decoded():
+            if isinstance(item, Gap):
+                continue  # the next snapshot's number says exactly what is missing
+            if isinstance(item, Record | RecordHead):
+                if self._missing_to is None and item.seq == self._seq + 1:
+                    self._seq = item.seq
+                    yield item
+                elif item.seq > self._seq:
+                    self._missing_to = max(item.seq, self._missing_to or 0)
+                continue
+            again = self._engine is not None and lives_on(self._engine, item.engine)
+            if not self._first and not again and (self._other(item.engine) or item.seq < self._seq):
+                raise RecordingError(f"{self.path}: another recording begins at line {self.line}")
+            missing, news = item.seq - self._seq, self._first or again or item.seq > self._seq
+            if missing and not self._first and not again:
+                yield cast(T, Gap(self._seq + 1, item.seq))
+            self._first, self._missing_to = False, None
+            self._seq, self._engine = item.seq, item.engine
+            if news:
+                yield item
+                del item
+        if self._first:
+            raise self._empty()
+        if self._missing_to is not None:
+            yield cast(T, Gap(self._seq + 1, self._missing_to))
+
+    def _other(self, engine: EngineInfo | EngineHead) -> bool:
+        return self._engine is None or engine.started != self._engine.started
+
     def _check(self, item: T) -> None:
         """A recording begins with a snapshot, of this protocol."""
         if isinstance(item, Snapshot | SnapshotHead):
@@ -241,16 +272,15 @@ class Reading(Generic[T]):
             )
 
     def _wrong(self, text: bytes, error: Exception) -> RecordingError:
-        """Why a line does not decode."""
         try:
             self._check_version(_decode_version(text).engine.protocol)
         except RecordingError as found:
             return found
         except _UNDECODED:
             pass
-        if self._first:
-            return RecordingError(f"{self.path} is not a recording: line {self.line} is {_shown(text[:40])} ({error})")
-        return RecordingError(f"{self.path}: line {self.line} does not decode ({error})")
+        if self._first and _begins_sources(text):
+            return RecordingError(f"{self.path} is a recording of servers' metrics, and not of an engine's steps")
+        return super()._wrong(text, error)
 
 
 def read_recording(path: Path) -> Reading[StreamItem]:
@@ -261,6 +291,34 @@ def read_recording(path: Path) -> Reading[StreamItem]:
 def read_heads(path: Path) -> Reading[Head]:
     """The same items, of each only what is cheap to read."""
     return Reading[Head](path, decode_head)
+
+
+def is_of_sources(path: Path) -> bool:
+    """Whether a recording is of servers' metrics, by its first line; else it may be an engine's, or none at all."""
+    try:
+        lines = _FirstLine(path, bytes)
+    except RecordingError:
+        return False
+    try:
+        return _begins_sources(next(lines, b""))
+    except RecordingError:
+        return False
+    finally:
+        lines.close()
+
+
+class _FirstLine(Lines[bytes]):
+    """The first line with something in it, as it stands there."""
+
+    def _in_order(self) -> Iterator[bytes]:
+        return self._decoded()
+
+
+def _begins_sources(line: bytes) -> bool:
+    try:
+        return _decode_tagged(line).type == SOURCE_TAG
+    except _UNDECODED:
+        return False
 
 
 class _Unzipped(io.RawIOBase):
