@@ -1,0 +1,129 @@
+"""What runs and what waits, now and over time, and what is told of each step: never who was in a batch."""
+
+from __future__ import annotations
+
+from tui import figures
+from tui.commands import Key, Reaction, Say
+from tui.look import Look
+from tui.panels.line import Line, join
+from tui.panels.server import choice, plots, slots, words
+from tui.panels.server.seen import Seen, name_of
+from tui.view import Frame
+
+KEYS = (
+    Key("up down", "of llama.cpp: select a slot"),
+    Key("enter", "of llama.cpp: all that is told of the slot"),
+    *choice.KEYS,
+)
+detail = slots.detail
+_LARGE = plots.FRAME_ROWS + 3  # rows of a chart with a scale, at least
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    seen, inner, rows = Seen.of(frame), width - 2, height - 2
+    body = [_now(seen, inner)]
+    steps = _steps(seen, inner) if rows >= 4 else []
+    below = words.told(_who(seen), inner)
+    below = below if rows >= 4 + len(below) else []
+    body += steps[: max(0, rows - 2 - len(below))]
+    room = rows - len(body) - len(below)
+    if seen.server.slots and room >= 2:
+        count = min(len(seen.server.slots) + 1, room if room < _LARGE + 2 else room - _LARGE)
+        body += slots.lines(seen, frame.focus.server, inner, count, look)
+        room = rows - len(body) - len(below)
+    if seen.several and seen.engine is None and room >= _LARGE + 2:
+        body += _engines(seen, inner, room - _LARGE)
+        room = rows - len(body) - len(below)
+    body += _charts(seen, inner, room, look)
+    body += [[]] * (rows - len(body) - len(below))
+    return choice.bordered("batch", "batch", frame, seen, [*body, *below], width, height, look, rates=True)
+
+
+def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
+    if (common := choice.press(frame, key)) is not None:
+        return common
+    if (walked := slots.press(frame, key, max(1, height - 4))) is not None:
+        return walked
+    return Say(words.NO_BATCH) if key in ("left", "right", "enter") else None
+
+
+def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
+    return slots.press(frame, "up" if up else "down", max(1, height - 4))
+
+
+def _who(seen: Seen) -> str:
+    if seen.server.kind == "paged-engine":
+        return f"who was in the batch: {words.STEPS}"
+    why = words.missing(seen.server.kind, "batch")
+    return f"{words.NO_BATCH} ({why})"
+
+
+def _now(seen: Seen, inner: int) -> Line:
+    """Requests by what they do."""
+    parts: list[Line] = []
+    for term, word, role in (
+        ("running", "running", "speed"),
+        ("waiting", "waiting", "queue"),
+        ("swapped", "swapped out", "waste"),
+        ("held", "held, done", "held"),
+    ):
+        if seen.tells(term):
+            parts.append([seen.count(term, role), (f" {word}", "dim")])
+        elif term in ("running", "waiting"):
+            parts.append([(figures.NOT_MEASURED, "dim"), (f" {word}", "dim")])
+    return [(" ", "text"), *join(parts, ("  ", "text"), inner - 2)]
+
+
+def _steps(seen: Seen, inner: int) -> list[Line]:
+    """What the server counts of its iterations: steps, and tokens in one; nothing of what these were."""
+    measures = seen.measures
+    parts: list[Line] = []
+    if seen.tells("step_tokens"):
+        steps = measures.count("step_tokens") if measures else None
+        mean = measures.mean("step_tokens") if measures else None
+        per_second = steps / measures.seconds if measures and steps and measures.seconds > 0 else None
+        parts.append([(figures.count(steps), "value"), (" steps", "dim")])
+        parts.append([(plots.a_second(per_second), "text")])
+        parts.append([(figures.count(mean), "value"), (" tokens a step, mean", "dim")])
+    elif seen.tells("steps"):
+        grown = measures.growth.get("steps") if measures else None
+        parts.append([(figures.count(grown), "value"), (" steps", "dim")])
+        parts.append([(plots.a_second(seen.rate("steps")), "text")])
+    if seen.tells("step_time"):
+        mean = measures.mean("step_time") if measures else None
+        parts.append([(figures.seconds(mean), "value"), (" a step, mean", "dim")])
+    if not parts:
+        return words.told(f"{figures.NOT_MEASURED} steps: {seen.why('steps', 'batch')}", inner)
+    return [[(" ", "text"), *join(parts, ("  ", "text"), inner - 2)]]
+
+
+def _engines(seen: Seen, inner: int, most: int) -> list[Line]:
+    """Each engine's requests."""
+    engines = seen.server.engines
+    running, waiting = seen.gauges("running"), seen.gauges("waiting")
+    out: list[Line] = []
+    for engine in engines[:most]:
+        pair = (running.get(engine), waiting.get(engine))
+        name = name_of(engine, engines)[: max(8, inner - 34)]
+        out.append(
+            [
+                (f" {name:<{min(24, max(8, inner - 34))}} ", "dim"),
+                (f"{figures.count(pair[0]):>6}", seen.role("speed")),
+                (" running ", "dim"),
+                (f"{figures.count(pair[1]):>6}", seen.role("queue")),
+                (" waiting", "dim"),
+            ]
+        )
+    if len(engines) > most and out:
+        out[-1] = [(f" and {len(engines) - most + 1:,} engines more: v shows each", "dim")]
+    return out
+
+
+def _charts(seen: Seen, inner: int, room: int, look: Look) -> list[Line]:
+    """Running and waiting over time, large where there is room."""
+    charts = [chart for chart in (plots.RUNNING, plots.WAITING) if chart.told(seen)]
+    if not charts or room < 1:
+        return []
+    if room >= _LARGE:
+        return plots.large(seen, charts, inner - 1, room, look)
+    return [plots.listed(seen, chart, False, inner, 8, look) for chart in charts][:room]

@@ -1,0 +1,210 @@
+"""KV memory: how much of it is used, now and over time, and with KV events which prefixes are in it.
+
+Of our own engine the states of its blocks too, which its metrics have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tui import figures
+from tui.commands import Key, Reaction, Say
+from tui.look import Look
+from tui.panels.line import Line, clean, fit, join, length
+from tui.panels.server import choice, plots, prefix_detail, prefix_map, words
+from tui.panels.server.prefix_runs import Forest, forest_of
+from tui.panels.server.seen import Seen, name_of, server_of
+from tui.view import Frame
+
+KEYS = (
+    Key("arrows", "with KV events: move the cursor by a prefix run or a row"),
+    Key("enter", "tell all about the run"),
+    Key("home end", "the first or the last run"),
+    *choice.KEYS,
+)
+detail = prefix_detail.detail
+_LARGE = plots.FRAME_ROWS + 2  # rows of a chart with a scale, at least
+_STATES = (  # of our engine's blocks: term, word, role
+    ("blocks_shared", "shared", "shared"),
+    ("blocks_full", "full", "value"),
+    ("blocks_filling", "filling", "speed"),
+    ("blocks_reserved", "reserved", "reserved"),
+    ("blocks_cached", "cached", "cached"),
+    ("blocks_free", "free", "free"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Lines above the map or the chart, those below, and the rows between them. `mapped`: there is a map."""
+
+    above: list[Line]
+    below: list[Line]
+    rows: int
+    mapped: bool
+
+    @classmethod
+    def of(cls, seen: Seen, forest: Forest | None, inner: int, rows: int, look: Look) -> Layout:
+        above = _usage(seen, inner, look)
+        if seen.several and seen.engine is None:
+            above += _engines(seen, inner, max(0, rows // 3 - 1), look)
+        above += _states(seen, inner, look)
+        below = _told(seen, forest, inner)
+        mapped = forest is not None and len(forest) > 0
+        least = 1 if mapped else 0
+        if len(above) + len(below) + least > rows:  # what is measured goes before why the rest is not
+            below = below[: max(1, rows - len(above) - least)]
+        if len(above) + len(below) + least > rows:
+            above = above[: max(1, rows - len(below) - least)]
+        return cls(above, below, max(0, rows - len(above) - len(below)), mapped)
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    seen, inner, rows = Seen.of(frame), width - 2, height - 2
+    forest = _forest(frame)
+    layout = Layout.of(seen, forest, inner, rows, look)
+    body = list(layout.above)
+    right: Line = []
+    if layout.mapped and forest is not None:
+        front = frame.focus.panel == "blocks"
+        cells = prefix_map.lines(forest, frame.focus.server, inner, layout.rows, front, look)
+        body += cells + [[]] * (layout.rows - len(cells))
+        right = [(f"{figures.plural(forest.blocks, 'prefix block')}", "dim")]
+    elif layout.rows and plots.KV.told(seen) and (layout.rows >= _LARGE or layout.rows == 1):
+        chart = plots.large(seen, (plots.KV,), inner - 1, layout.rows, look) if layout.rows > 1 else []
+        body += chart or [[(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)]]
+    elif layout.rows and plots.KV.told(seen):
+        line: Line = [(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)]
+        body += [line] + [[]] * (layout.rows - 1)
+    else:
+        body += [[]] * layout.rows
+    return choice.bordered("blocks", "blocks", frame, seen, [*body, *layout.below], width, height, look, right)
+
+
+def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
+    if (common := choice.press(frame, key)) is not None:
+        return common
+    forest, focus = _forest(frame), frame.focus
+    if forest is None or not len(forest):
+        if key in ("up", "down", "left", "right", "home", "end", "pageup", "pagedown", "enter"):
+            return Say("there is no map of this server's blocks: it needs KV events")
+        return None
+    if key == "enter":
+        run = focus.server.run if forest.index_of(focus.server.run) is not None else forest.name(0)
+        return focus.but(server=prefix_detail.on(focus.server, run), inspecting=True)
+    layout = Layout.of(Seen.of(frame), forest, width - 2, height - 2, Look())
+    moved = prefix_map.moved(forest, focus.server, key, width - 2, layout.rows)
+    return None if moved is None else focus.but(server=moved)
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A click sets the cursor; one on the run under the cursor opens the inspector."""
+    forest, focus = _forest(frame), frame.focus
+    if forest is None or not len(forest):
+        return None
+    layout = Layout.of(Seen.of(frame), forest, width - 2, height - 2, Look())
+    row = y - 1 - len(layout.above)
+    if not 0 <= row < layout.rows:
+        return None
+    at = prefix_map.at(forest, x - 1, row, width - 2, layout.rows)
+    if at is None:
+        return None
+    if forest.name(at) == focus.server.run:
+        return focus.but(inspecting=True)
+    return focus.but(panel="blocks", server=prefix_detail.on(focus.server, forest.name(at)))
+
+
+def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
+    return press(frame, "up" if up else "down", width, height) if _forest(frame) is not None else None
+
+
+def _forest(frame: Frame) -> Forest | None:
+    server = server_of(frame)
+    return forest_of(server.kv, server.now) if server.kv else None
+
+
+def usage(seen: Seen) -> float | None:
+    """The share of KV memory in use; over several engines only where the capacity of each is known."""
+    shares, capacities = seen.gauges("kv_usage"), seen.gauges("kv_capacity")
+    if len(shares) > 1 and not all(capacities.get(engine, 0.0) > 0 for engine in shares):
+        return None
+    return seen.gauge("kv_usage")
+
+
+def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
+    """How full it is, of how much, in what blocks."""
+    facts, share, capacity = seen.server.facts, usage(seen), seen.gauge("kv_capacity")
+    if not seen.tells("kv_usage"):
+        return words.told(f"{figures.NOT_MEASURED} KV memory: {seen.why('kv_usage', 'blocks')}", inner)
+    parts: list[Line] = [[(figures.percent(share), seen.role("value")), (" of KV memory used", "dim")]]
+    if share is None:
+        shares = seen.gauges("kv_usage").values()
+        between = f"{figures.percent(min(shares))} to {figures.percent(max(shares))}"
+        parts = [[(between, seen.role("value")), (f" used, by {len(shares):,} engines", "dim")]]
+        parts.append([("how much each has is not told: no mean", "dim")])
+    used = seen.gauge("kv_used")
+    if capacity:
+        if used is not None:
+            parts.append([(figures.count(used), seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
+        elif share is not None:
+            held = share * capacity
+            parts.append([(f"{held:,.0f}", seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
+    if facts.get("block_size"):
+        of = f"{clean(facts['blocks'])} blocks of " if facts.get("blocks") else "blocks of "
+        parts.append([(f"{of}{clean(facts['block_size'])}", "text")])
+    if facts.get("kv_dtype"):
+        parts.append([(clean(facts["kv_dtype"]), "text")])
+    line: Line = [(" ", "text"), *join(parts, (f" {look.glyphs.dot} ", "dim"), inner - 2)]
+    out = [line]
+    if not capacity and share is not None and inner >= 60:
+        out += words.told(f"how much that is, is not told: {seen.why('kv_capacity', 'blocks')}", inner)
+    if share is not None:
+        out.append(_bar(share, inner - 2, seen.role("shared"), look))
+    return out
+
+
+def _bar(share: float, width: int, role: str, look: Look) -> Line:
+    filled = max(1 if share > 0 else 0, round(min(1.0, share) * width))
+    return [(" ", "text"), (look.glyphs.line * filled, role), (look.glyphs.rest * (width - filled), "faint")]
+
+
+def _engines(seen: Seen, inner: int, most: int, look: Look) -> list[Line]:
+    """Each engine's share on a line of its own: shares of different memories do not add up."""
+    engines, shares, capacities = seen.server.engines, seen.gauges("kv_usage"), seen.gauges("kv_capacity")
+    out: list[Line] = []
+    names = {engine: name_of(engine, engines) for engine in shares}
+    wide = min(max((len(name) for name in names.values()), default=0), max(8, inner // 3))
+    for engine, share in sorted(shares.items())[:most]:
+        line: Line = [(f" {names[engine][:wide]:<{wide}} ", "dim")]
+        line.append((f"{figures.percent(share):>6} ", seen.role("value")))
+        capacity = capacities.get(engine)
+        of: Line = [(f" of {capacity:,.0f} tokens ", "dim")] if capacity and inner >= 60 else []
+        room = inner - length(line) - length(of) - 1
+        bar = _bar(share, room, seen.role("shared"), look)[1:] if room >= 4 else []
+        out.append([*line, *bar, *of])
+    if len(shares) > most and out:
+        out[-1] = fit(
+            [(f" {look.glyphs.more} and {len(shares) - most + 1:,} engines more: v shows each", "dim")], inner
+        )
+    return out
+
+
+def _states(seen: Seen, inner: int, look: Look) -> list[Line]:
+    """Of our own engine: how many blocks are in each state."""
+    if not seen.tells("blocks_free"):
+        return []
+    counts = [(word, role, seen.gauge(term) or 0.0) for term, word, role in _STATES]
+    parts: list[Line] = [[(f"{count:,.0f}", seen.role(role)), (f" {word}", "dim")] for word, role, count in counts]
+    head = "blocks: " if inner >= 60 else ""
+    return [[(f" {head}", "dim"), *join(parts, ("  " if inner >= 60 else " ", "text"), inner - len(head) - 1)]]
+
+
+def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
+    """What the map is, or why there is none."""
+    server = seen.server
+    if server.kv:
+        return prefix_detail.honesty(server, forest, inner, map_title=True)
+    if server.kind == "paged-engine":
+        return words.told(f"no map of its blocks here: {words.STEPS}", inner)
+    flag = words.kv_flag(server.kind)
+    return words.told(words.NO_MAP, inner) + (words.told(flag, inner) if flag else [])

@@ -1,0 +1,116 @@
+"""Throughput and latency over the window that the border states: one chart large, the others a line each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tui import figures
+from tui.commands import Key, Reaction
+from tui.look import Look
+from tui.panels.line import Line, fit
+from tui.panels.server import choice, latency, plots, words
+from tui.panels.server.seen import Seen
+from tui.view import Frame
+
+KEYS = (
+    Key("up down", "choose the chart that is large"),
+    *choice.KEYS,
+)
+CHARTS = plots.CHARTS
+_BESIDE = 110  # cells from which on the latencies are beside the list
+_LARGE = plots.FRAME_ROWS + 3
+_NAME = 18
+_TABLE = len(latency.TERMS) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows from the top: of the large chart, of the list of charts, of the latencies under it or `beside` it, and of
+    what is not told. `first` is the chart that the list begins with."""
+
+    large: int
+    first: int
+    list: int
+    table: int
+    beside: bool
+
+    @classmethod
+    def of(cls, frame: Frame, inner: int, rows: int) -> Layout:
+        count, beside = len(CHARTS), inner >= _BESIDE
+        low = max(count, _TABLE) if beside else count + _TABLE
+        if rows >= low + _LARGE:
+            return cls(rows - low, 0, count, _TABLE, beside)
+        if rows >= low:
+            return cls(0, 0, count, rows if beside else rows - count, beside)
+        shown = min(count, rows if beside else max(1, rows // 2))
+        first = max(0, min(frame.focus.ledgers.chart - shown // 2, count - shown))
+        return cls(0, first, shown, rows if beside else rows - shown, beside)
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    seen, inner = Seen.of(frame), width - 2
+    note = words.notes(seen.server.kind, *plots.counted(seen))
+    notes = words.told(note, inner) if note and height - 2 >= 8 else []
+    rows = height - 2 - len(notes)
+    layout, at = Layout.of(frame, inner, rows), _chosen(frame)
+    body: list[Line] = []
+    if layout.large:
+        chart = CHARTS[at]
+        if chart.told(seen):
+            body += plots.large(seen, (chart,), inner - 1, layout.large, look)
+        else:
+            body += [[(f" {chart.name}", "title")], *words.told(f"{figures.NOT_MEASURED} {chart.why(seen)}", inner)]
+            body = body[: layout.large]
+            body += [[]] * (layout.large - len(body))
+    wide = inner // 2 if layout.beside else inner
+    shown = range(layout.first, layout.first + layout.list)
+    low = [plots.listed(seen, CHARTS[one], one == at, wide, _NAME if wide >= 40 else 9, look) for one in shown]
+    table = latency.table(seen, inner - wide if layout.beside else inner, layout.table)
+    if layout.beside:
+        for row in range(max(len(low), len(table))):
+            body.append([*fit(low[row] if row < len(low) else [], wide), *(table[row] if row < len(table) else [])])
+    else:
+        body += [*low, *table]
+    title = f"ledgers, last {figures.seconds(seen.window)}"
+    return choice.bordered(
+        "ledgers", title, frame, seen, [*body[:rows], *notes], width, height, look, [("< >", "key")], rates=True
+    )
+
+
+def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
+    if (common := choice.press(frame, key)) is not None:
+        return common
+    focus, at = frame.focus, _chosen(frame)
+    moves = {"up": at - 1, "down": at + 1, "home": 0, "end": len(CHARTS) - 1}
+    if key in moves:
+        return focus.but(ledgers=replace(focus.ledgers, chart=max(0, min(moves[key], len(CHARTS) - 1))))
+    return focus.but(inspecting=True) if key == "enter" else None
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A click on a chart of the list makes it the large one."""
+    layout = Layout.of(frame, width - 2, height - 2)
+    at = y - 1 - layout.large
+    if not 0 <= at < layout.list or (layout.beside and x > (width - 2) // 2):
+        return None
+    return frame.focus.but(ledgers=replace(frame.focus.ledgers, chart=layout.first + at))
+
+
+def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
+    return press(frame, "up" if up else "down", width, height)
+
+
+def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
+    """Every latency, and why what is not told is not."""
+    seen = Seen.of(frame)
+    out = latency.table(seen, width, _TABLE)
+    lacking = [chart for chart in CHARTS if not chart.told(seen)]
+    for chart in lacking:
+        out += words.told(f"{chart.name}: {chart.why(seen)}", width)
+    if note := words.notes(seen.server.kind, *plots.counted(seen)):
+        out += words.told(note, width)
+    return f"latencies, {seen.over}", out
+
+
+def _chosen(frame: Frame) -> int:
+    return max(0, min(frame.focus.ledgers.chart, len(CHARTS) - 1))

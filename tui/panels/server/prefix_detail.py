@@ -1,0 +1,112 @@
+"""One run of prefix blocks in full, and what KV events do not tell: since when they are heard, and what was missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from servers.kv_events import BlockHash
+from tui import figures
+from tui.focus import ServerFocus
+from tui.look import Look
+from tui.panels.line import Line, clean, spread
+from tui.panels.server import prefix_map, words
+from tui.panels.server.prefix_runs import Forest, forest_of
+from tui.panels.server.seen import server_of
+from tui.sources.view import KvView, ServerView
+from tui.view import Frame
+
+
+def on(focus: ServerFocus, run: tuple[str, BlockHash] | None) -> ServerFocus:
+    """The focus with a run selected."""
+    return replace(focus, run=run, follow=True)
+
+
+def shown(block: BlockHash) -> str:
+    """The beginning of a block's hash."""
+    text = block.hex() if isinstance(block, bytes) else f"{block & (1 << 64) - 1:016x}"
+    return text[:16]
+
+
+def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
+    """The selected run: how long it is, what is above and below it, how it begins, and what nobody tells of it."""
+    server = server_of(frame)
+    forest = forest_of(server.kv, server.now)
+    index = forest.index_of(frame.focus.server.run)
+    if index is None:
+        said = "no prefix run is selected, or it was removed" if server.kv else words.NO_MAP
+        return "prefix run", words.told(said, width)
+    run, glyphs = forest.runs[index], look.glyphs
+
+    def row(name: str, value: str, role: str = "value") -> Line:
+        return [(" ", "text"), *spread([(name, "dim")], [(value, role), (" ", "text")], width - 1)]
+
+    share = figures.percent(figures.ratio(run.blocks + run.below, forest.blocks))
+    out = [
+        row("blocks", f"{run.blocks:,}"),
+        row("tokens", f"{run.before:,} to {run.before + run.tokens:,}" if run.known else f"{run.tokens:,}"),
+        row("top-level prefix", f"{int(forest.tops[index]) + 1:,}", forest.hue(index)),
+        row("runs above it", f"{run.depth:,}"),
+        row("blocks that go on from it", f"{run.below:,} in {figures.plural(int(forest.sizes[index]), 'run')}"),
+        row("with these, of what is resident", share, "shared"),
+        row("hash of its first block", shown(run.first), "text"),
+        row("of its last", shown(run.last), "text"),
+    ]
+    if run.lora:
+        out.append(row("LoRA", clean(run.lora)))
+    if run.medium:
+        out.append(row("kept in", clean(run.medium)))
+    if len({view.endpoint for view in server.kv}) > 1:
+        out.append(row("told by", clean(forest.places[index].split()[0]), "text"))
+    if not run.known:
+        out += words.told("what it goes on from was stored before this screen listened", width, "warn")
+    out.append([])
+    if run.opening:
+        more = f" {glyphs.more}" if run.tokens > len(run.opening) else ""
+        out += words.told(f"token ids {' '.join(map(str, run.opening))}{more}", width, "text")
+    else:
+        out += words.told("its token ids are not kept in a recording", width)
+    out += words.told("who holds it, and where it lies in memory, events do not tell", width)
+    return f"prefix run of {figures.plural(run.blocks, 'block')}", out
+
+
+def honesty(server: ServerView, forest: Forest | None, inner: int, map_title: bool = False) -> list[Line]:
+    """What the events are and are not, of all endpoints together."""
+    views = server.kv
+    out: list[Line] = []
+    if map_title and forest is not None and len(forest):
+        out += words.told(prefix_map.TITLE, inner)
+    for view in views:
+        if view.phase != "live":
+            state = "connecting to" if view.phase == "connecting" else "nothing comes from"
+            detail = f": {clean(view.detail)}" if view.detail else ""
+            out += words.told(f"{state} {clean(view.endpoint)}{detail}", inner, "warn")
+    out += words.told(_heard(server, views), inner)
+    unheard = _unheard(views)
+    return out + (words.told(unheard, inner, "warn") if unheard else [])
+
+
+def _heard(server: ServerView, views: Sequence[KvView]) -> str:
+    """Since when, and whether that is everything."""
+    heard = sum(view.heard for view in views)
+    if not heard:
+        return "no KV events yet: they come when blocks are stored or removed"
+    times = [view.since for view in views if view.since is not None]
+    since = f" for {figures.seconds(server.now - min(times))}" if times else ""
+    whole = all(view.tree.complete for view in views)
+    rest = "heard from their beginning" if whole else "what was stored before is not known"
+    return f"KV events{since}, {figures.plural(heard, 'message')}; {rest}"
+
+
+def _unheard(views: Sequence[KvView]) -> str:
+    """What was missed, and what goes on from nobody knows what."""
+    churn = [view.tree.churn for view in views]
+    missed = sum(one.missed for one in churn)
+    orphans = sum(one.unknown_parents for one in churn)
+    strays = sum(one.unknown_removals for one in churn)
+    parts = [
+        f"missed {figures.plural(missed, 'message')}: blocks may be shown that are gone" if missed else "",
+        f"{figures.plural(orphans, 'time')} stored after a parent that was not seen" if orphans else "",
+        f"{figures.plural(strays, 'removal')} of blocks that were not seen" if strays else "",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,105 @@
+"""A map of resident prefix blocks, by prefix: where they are in memory no event tells.
+
+Cells follow the prefix tree, depth first; a cell's height is how near to its root it is, its colour the prefix at the
+root. One that is of several blocks shows the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tui.focus import ServerFocus
+from tui.look import Look
+from tui.panels.line import Line
+from tui.panels.server.prefix_runs import Forest, Ints
+
+TITLE = "resident prefix blocks, by prefix (not physical places)"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`columns` cells in each row, each of `per_cell` blocks, of which there are `cells` in all."""
+
+    columns: int
+    per_cell: int
+    cells: int
+
+    @classmethod
+    def of(cls, forest: Forest, columns: int, rows: int) -> Shape:
+        columns, rows = max(1, columns), max(1, rows)
+        per_cell = max(1, -(-forest.blocks // (columns * rows)))
+        return cls(columns, per_cell, -(-forest.blocks // per_cell))
+
+    def runs(self, forest: Forest) -> Ints:
+        """The run that each cell is of."""
+        return np.searchsorted(forest.starts, np.arange(self.cells) * self.per_cell, "right") - 1
+
+    def cell(self, forest: Forest, run: int) -> int:
+        """The first cell that a run, or a part of it, is in."""
+        return int(forest.starts[run]) // self.per_cell
+
+
+def lines(forest: Forest, focus: ServerFocus, columns: int, rows: int, front: bool, look: Look) -> list[Line]:
+    """The cells, row by row."""
+    shape = Shape.of(forest, columns, rows)
+    runs = shape.runs(forest).tolist()
+    glyphs, selected = look.glyphs, forest.index_of(focus.run) if front else None
+    cursor = shape.cell(forest, selected) if selected is not None else -1
+    out: list[Line] = []
+    for begin in range(0, shape.cells, shape.columns):
+        line: Line = []
+        for cell in range(begin, min(begin + shape.columns, shape.cells)):
+            run = forest.runs[runs[cell]]
+            glyph = height(run.depth, look) if run.known else glyphs.missing
+            role = forest.hue(runs[cell])
+            if cell == cursor:
+                glyph, role = glyphs.live, "cursor"
+            elif runs[cell] == selected:
+                role = "lit"
+            if line and line[-1][1] == role:
+                line[-1] = (line[-1][0] + glyph, role)
+            else:
+                line.append((glyph, role))
+        out.append(line)
+    return out
+
+
+def height(depth: int, look: Look) -> str:
+    """The glyph of a run by its depth: the tallest is a root; in ASCII the depth itself."""
+    if look.glyphs.ascii:
+        return str(min(depth, 9))
+    fills = look.glyphs.fills
+    return fills[max(0, len(fills) - 1 - 2 * depth)]
+
+
+def moved(forest: Forest, focus: ServerFocus, key: str, columns: int, rows: int) -> ServerFocus | None:
+    """The focus after a key that moves the cursor: a run on, or to the run a row on; None: not such a key."""
+    if not len(forest):
+        return None
+    at, shape = forest.index_of(focus.run), Shape.of(forest, columns, rows)
+    last = len(forest) - 1
+    if key in ("home", "end"):
+        target = 0 if key == "home" else last
+    elif key in ("left", "right"):
+        target = 0 if at is None else max(0, min(at + (1 if key == "right" else -1), last))
+    elif key in ("up", "down", "pageup", "pagedown"):
+        by = shape.columns * (1 if len(key) < 5 else max(1, rows - 1))
+        cell = 0 if at is None else shape.cell(forest, at) + (by if key.endswith("down") else -by)
+        found = int(shape.runs(forest)[max(0, min(cell, shape.cells - 1))])
+        down = key.endswith("down")
+        # Of a long run the next row is of the same one: then go on to its neighbour.
+        target = found if at is None or found != at else max(0, min(at + (1 if down else -1), last))
+    else:
+        return None
+    return replace(focus, run=forest.name(target), follow=True)
+
+
+def at(forest: Forest, x: int, y: int, columns: int, rows: int) -> int | None:
+    """The run at a cell; None beyond the last."""
+    shape = Shape.of(forest, columns, rows)
+    cell = y * shape.columns + x
+    if not (0 <= x < shape.columns and 0 <= cell < shape.cells):
+        return None
+    return int(shape.runs(forest)[cell])

@@ -1,0 +1,269 @@
+"""The prefix blocks that KV events say are resident: the trees of all endpoints as rows that can be walked and closed.
+
+A tree of a few thousand runs is laid out again only when events came, and a large one once in a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from servers.kv_events import BlockHash
+from servers.kv_tree import KvTree, Run
+from tui import figures
+from tui.focus import ServerFocus
+from tui.look import HUES, Look
+from tui.panels.line import Line, clean, fit, length, spread
+from tui.sources.view import KvView
+
+Ints = npt.NDArray[np.int64]
+LARGE = 2_000  # runs, from which on a layout may be a second old
+_INDENT = 16  # cells of a row that its depth takes at most
+_OPENING = 60  # cells from which on a row has its first token ids
+
+ABOVE = {  # what comes before a run that is not here
+    "unseen": "blocks that were not seen",
+    "removed": "removed blocks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Runs of all endpoints, depth first, in the order of the endpoints; a run's `sizes` are the rows under it.
+
+    `starts` is the place of a run's first block among all, `tops` the number of the top-level prefix that it is part
+    of, `trunks` bits of the depths at which a line goes on beside it.
+    """
+
+    runs: tuple[Run, ...]
+    places: tuple[str, ...]  # of each run: who told of it, of which rank and group
+    sizes: Ints
+    starts: Ints
+    tops: Ints
+    trunks: tuple[int, ...]
+    blocks: int
+    time: float  # at which it was laid out
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def name(self, index: int) -> tuple[str, BlockHash]:
+        """What the focus calls a run."""
+        return self.places[index], self.runs[index].last
+
+    def index_of(self, name: tuple[str, BlockHash] | None) -> int | None:
+        """The run of a name; None where it is gone."""
+        if name is None:
+            return None
+        return next(
+            (at for at, run in enumerate(self.runs) if run.last == name[1] and self.places[at] == name[0]), None
+        )
+
+    def visible(self, closed: frozenset[tuple[str, BlockHash]]) -> Ints:
+        """The runs that no closed one hides."""
+        shown = np.ones(len(self), np.bool_)
+        for name in closed:
+            if (at := self.index_of(name)) is not None:
+                shown[at + 1 : at + 1 + self.sizes[at]] = False
+        return np.flatnonzero(shown)
+
+    def hue(self, index: int) -> str:
+        """The role of a run's colour, by its top-level prefix; what nothing is known before has none."""
+        return f"hue{int(self.tops[index]) % HUES}" if self.runs[index].known else "cached"
+
+
+def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
+    """The rows of all that is resident now."""
+    runs: list[Run] = []
+    places: list[str] = []
+    for view in views:
+        found = list(view.tree.runs())
+        runs += found
+        places += [f"{view.endpoint} {run.rank} {run.group}" for run in found]
+    count = len(runs)
+    sizes = np.zeros(count, np.int64)
+    starts = np.zeros(count, np.int64)
+    tops = np.zeros(count, np.int64)
+    trunks = [0] * count
+    above: list[int] = []
+    at, top = 0, -1
+    for index, run in enumerate(runs):
+        while len(above) > run.depth:
+            last = above.pop()
+            sizes[last] = index - last - 1
+        above.append(index)
+        top += run.depth == 0
+        starts[index], tops[index] = at, top
+        at += run.blocks
+    for last in above:
+        sizes[last] = count - last - 1
+    goes_on = 0
+    for index in range(count - 1, -1, -1):
+        depth = runs[index].depth
+        trunks[index] = goes_on & ((2 << depth) - 1)
+        goes_on = trunks[index] | 1 << depth
+    return Forest(tuple(runs), tuple(places), sizes, starts, tops, tuple(trunks), at, now)
+
+
+@dataclass(slots=True)
+class _Latest:
+    """The last forest of a set of trees, and what each had taken when it was laid out."""
+
+    trees: tuple[KvTree, ...] = ()
+    changes: tuple[int, ...] = ()
+    forest: Forest | None = None
+
+    def of(self, views: Sequence[KvView], now: float) -> Forest:
+        trees, changes = tuple(view.tree for view in views), tuple(view.tree.changes for view in views)
+        same = len(trees) == len(self.trees) and all(a is b for a, b in zip(trees, self.trees, strict=True))
+        if self.forest is None or not same or (changes != self.changes and not self._serves(now)):
+            self.forest = build(views, now)
+            self.trees, self.changes = trees, changes
+        return self.forest
+
+    def _serves(self, now: float) -> bool:
+        assert self.forest is not None
+        count = len(self.forest)
+        return count >= LARGE and 0 <= now - self.forest.time < count / LARGE
+
+
+_latest = _Latest()
+
+
+def forest_of(views: Sequence[KvView], now: float) -> Forest:
+    """The rows of a server's trees; several panels of a frame ask for the same ones."""
+    return _latest.of(views, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The runs that closed ones do not hide, and which of them are on the screen: `top` to `top + count`."""
+
+    runs: Ints
+    selected: int | None  # a place in `runs`
+    top: int
+    count: int
+
+    @classmethod
+    def of(cls, forest: Forest, focus: ServerFocus, count: int) -> Rows:
+        runs, index = forest.visible(focus.closed), forest.index_of(focus.run)
+        selected = None
+        if index is not None:
+            at = int(np.searchsorted(runs, index))
+            selected = at if at < len(runs) and runs[at] == index else None
+        top = min(focus.top, max(0, len(runs) - count))
+        if focus.follow and selected is not None:
+            top = max(min(top, selected), selected - count + 1)
+        return cls(runs, selected, max(0, top), count)
+
+
+def heads(inner: int) -> Line:
+    """The names of the columns."""
+    return spread([("  prefix runs", "dim")], [(_columns(inner, "blocks", "below", "of all", "tokens"), "dim")], inner)
+
+
+def lines(forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look) -> list[Line]:
+    """The rows, `count` at most."""
+    rows = Rows.of(forest, focus, count)
+    shown = rows.runs[rows.top : rows.top + count].tolist()
+    return [
+        _row(forest, index, rows.top + at == rows.selected, forest.name(index) in focus.closed, inner, look)
+        for at, index in enumerate(shown)
+    ]
+
+
+def _columns(inner: int, blocks: str, below: str, share: str, tokens: str) -> str:
+    """Figures at the right of a row: what matters least gives way first."""
+    if inner < 34:
+        return f"{blocks:>7} {share:>7} "
+    text = f"{blocks:>8} {below:>8} {share:>8} "
+    return text if inner < 56 else f"{text}{tokens:>9} "
+
+
+def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, look: Look) -> Line:
+    run, glyphs = forest.runs[index], look.glyphs
+    fold = " " if not run.children else glyphs.right if closed else glyphs.down_open
+    role = "cursor" if selected else forest.hue(index)
+    share = figures.percent(figures.ratio(run.blocks + run.below, forest.blocks))
+    name: Line = [
+        (glyphs.live if selected else " ", role),
+        (_branches(forest, index, look)[-min(_INDENT, inner // 4) :], "faint"),
+        (f"{fold} ", "dim"),
+    ]
+    if closed and forest.sizes[index]:
+        name.append((f"+{int(forest.sizes[index]):,} ", "dim"))
+    if not run.known:
+        name.append((f"{glyphs.missing} after {ABOVE[run.above]} ", "warn"))
+    elif run.depth == 0:
+        name.append((f"prefix {int(forest.tops[index]) + 1:,} ", role))
+    if run.lora:
+        name.append((f"lora {clean(run.lora)} ", "text"))
+    if run.medium and run.medium.upper() != "GPU":
+        name.append((f"in {clean(run.medium)} ", "text"))
+    if inner >= _OPENING and run.opening:
+        name.append((opening(run, look), "dim"))
+    right: Line = [
+        (
+            _columns(inner, f"{run.blocks:,}", f"{run.below:,}", share, f"{run.tokens:,}"),
+            "cursor" if selected else "value",
+        )
+    ]
+    return spread(fit(name, max(1, inner - length(right) - 1)), right, inner)
+
+
+def opening(run: Run, look: Look) -> str:
+    """The first token ids of a run."""
+    more = f" {look.glyphs.more}" if run.tokens > len(run.opening) else ""
+    return f"ids {' '.join(str(token) for token in run.opening)}{more}"
+
+
+def _branches(forest: Forest, index: int, look: Look) -> str:
+    """The lines that lead to a run from those above it."""
+    depth, trunks, glyphs = forest.runs[index].depth, forest.trunks[index], look.glyphs
+    parts = [glyphs.trunk if trunks >> level & 1 else "  " for level in range(max(1, depth - _INDENT), depth)]
+    own = [] if depth == 0 else [glyphs.branch if trunks >> depth & 1 else glyphs.last_branch]
+    return "".join(parts + own)
+
+
+def moved(forest: Forest, focus: ServerFocus, key: str, count: int) -> ServerFocus | None:
+    """The focus after a key that walks the rows, opens or closes one; None: the key means nothing here."""
+    rows = Rows.of(forest, focus, count)
+    if not len(rows.runs):
+        return None
+    at = rows.selected
+    moves = {
+        "up": rows.top if at is None else at - 1,
+        "down": rows.top if at is None else at + 1,
+        "pageup": (at or 0) - count,
+        "pagedown": (at or 0) + count,
+        "home": 0,
+        "end": len(rows.runs) - 1,
+    }
+    if key in moves:
+        return selected(forest, focus, rows, moves[key])
+    index = int(rows.runs[rows.top if at is None else at])
+    name, closed = forest.name(index), focus.closed
+    if key == "minus" and forest.sizes[index] and name not in closed:
+        known = {forest.name(one) for one in range(len(forest))} if len(closed) > 1_000 else closed
+        closed = (closed & frozenset(known)) | {name}
+    elif key == "plus" and name in closed:
+        closed = closed - {name}
+    else:
+        return None
+    return replace(focus, run=name, closed=closed, top=rows.top, follow=True)
+
+
+def selected(forest: Forest, focus: ServerFocus, rows: Rows, at: int) -> ServerFocus:
+    """The focus on the run in row `at`, or the nearest there is."""
+    at = max(0, min(at, len(rows.runs) - 1))
+    chosen = replace(focus, run=forest.name(int(rows.runs[at])), top=rows.top, follow=True)
+    return replace(chosen, top=Rows.of(forest, chosen, rows.count).top)
+
+
+def scrolled(forest: Forest, focus: ServerFocus, by: int, count: int) -> ServerFocus:
+    """The focus with the rows moved, whatever is selected."""
+    rows = Rows.of(forest, focus, count)
+    return replace(focus, top=max(0, min(rows.top + by, len(rows.runs) - count)), follow=False)

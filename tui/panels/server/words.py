@@ -1,0 +1,79 @@
+"""What is said where a source does not tell something: why, and what would change it."""
+
+from __future__ import annotations
+
+from servers.dialects import BY_KIND
+from tui.panels.line import Line, breaks, clean
+from tui.sources.view import ServerView
+
+ONE_LOOK = "one look so far: rates need two"
+NONE_CAME = "none in this window"
+BEGAN_ANEW = "its counters began anew: rates need two looks since"
+NO_MAP = "metrics tell how much KV memory is used, not which block holds what: no physical map"
+NO_BATCH = "no source tells who was in a batch, or how much of it was prompts"
+NO_REQUESTS = "metrics tell no single requests, only how many and their totals"
+NO_SLOTS = "slots that are held and not filled are not told: waste is not known"
+NO_CONTROL = "nothing can be switched from here on this server: its settings are those it was started with"
+STEPS = "the engine's step stream tells it: leave --source metrics out"
+
+
+def title(kind: str) -> str:
+    """What people call a kind of server."""
+    dialect = BY_KIND.get(kind)
+    return dialect.title if dialect is not None else kind or "a server"
+
+
+def missing(kind: str, *keys: str) -> str:
+    """Why this kind of server does not tell a term, or what a panel is about: the first that is known of `keys`."""
+    dialect = BY_KIND.get(kind)
+    told = dialect.missing if dialect is not None else {}
+    return next((told[key] for key in keys if key in told), f"{title(kind)} does not tell it")
+
+
+def unread(server: ServerView) -> str:
+    """Why there is no reading at all."""
+    link = server.link
+    detail = f": {clean(link.detail)}" if link.detail else ""
+    match link.phase:
+        case "finding":
+            return f"asking which server this is{detail}"
+        case "locked":
+            return f"it wants a key{detail}"
+        case "foreign":
+            return f"not a server that is known here{detail}"
+        case "failing":
+            return f"nothing was read{detail}"
+    return "no look yet"
+
+
+def told(text: str, width: int, role: str = "dim") -> list[Line]:
+    """A sentence over as many lines as it needs."""
+    inner = max(8, width - 2)
+    return [[(f" {text[begin:end]}", role)] for begin, end in breaks(text, inner)]
+
+
+def kv_flag(kind: str) -> str:
+    """How KV events are switched on for a kind of server that has them; empty where it has none."""
+    flag = {
+        "vllm": """--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq"}'""",
+        "sglang": """--kv-events-config '{"publisher":"zmq","topic":"kv-events"}'""",
+        "paged-engine": "--kv-events tcp://127.0.0.1:5557",
+    }.get(kind)
+    if flag is None:
+        return ""
+    return f"which prefixes are resident, KV events tell: start it with {flag}, and paged-top with --kv-events"
+
+
+def note(kind: str, term: str) -> str:
+    """What a reader of a term must know of how this kind of server tells it; empty where there is nothing."""
+    dialect = BY_KIND.get(kind)
+    return dialect.notes.get(term, "") if dialect is not None else ""
+
+
+def notes(kind: str, *terms: str) -> str:
+    """The same of several, in one line, those of which the same is to be known together."""
+    by_words: dict[str, list[str]] = {}
+    for term in terms:
+        if said := note(kind, term):
+            by_words.setdefault(said, []).append(term.replace("_", " "))
+    return "; ".join(f"{' and '.join(named)}: {said}" for said, named in by_words.items())
