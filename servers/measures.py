@@ -7,19 +7,35 @@ before anything is read off them. What was not told, or cannot be known because 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import sub
+from typing import NamedTuple
 
+from servers.names import engine_of
 from servers.reading import Buckets, Reading
-from servers.terms import SHARES, Engine, Labels
+from servers.terms import LIVE, SHARES, Engine
+
+# What was looked up in a prefix cache, and what of it was found.
+PAIRS = (("prefix_queried_tokens", "prefix_hit_tokens"), ("prefix_queried_blocks", "prefix_hit_blocks"))
+
+
+class Pace(NamedTuple):
+    """A rate a second, of what is counted as it happens (`live`) or only when requests end."""
+
+    rate: float
+    live: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
     """Over `seconds`: the growth of counters and histograms, and the gauges of the newest look, by term.
 
-    `restarted`: a counter fell, so what came before is not known. `parts` is how many engines it is of, and
-    `told_by` how many of those told each term, where that is not all of them.
+    `restarted`: a counter fell or went, so how much came in the window is not known, and nothing is told to have grown.
+    `parts` is how many engines it is of. In a total, `told_by` is how many servers told each term, where that is not
+    all of them.
     """
 
     seconds: float
@@ -38,11 +54,18 @@ class Measures:
     @property
     def hit_rate(self) -> float | None:
         """Of the prompt tokens looked up in the window, the share found; by blocks where tokens are not told."""
-        for unit in ("tokens", "blocks"):
-            queried, hits = self.growth.get(f"prefix_queried_{unit}"), self.growth.get(f"prefix_hit_{unit}")
-            if queried and hits is not None:
-                return hits / queried
+        for queried, hits in PAIRS:
+            if self.growth.get(queried) and hits in self.growth:
+                return self.growth[hits] / self.growth[queried]
         return None
+
+    def pace(self, term: str) -> Pace | None:
+        """The rate of a counter that a screen asks for, as it happens where all parts tell it so."""
+        live = LIVE.get(term, "")
+        if live in self.growth and live not in self.told_by and (rate := self.rate(live)) is not None:
+            return Pace(rate, True)
+        rate = self.rate(term)
+        return None if rate is None else Pace(rate, False)
 
     def count(self, term: str) -> float | None:
         """How many values a histogram got; None where none came, or it is not told."""
@@ -51,7 +74,7 @@ class Measures:
 
     def mean(self, term: str) -> float | None:
         buckets = self.histograms.get(term)
-        return None if buckets is None else buckets.total / buckets.count
+        return None if buckets is None else buckets.mean
 
     def at_most(self, term: str, percent: float) -> float | None:
         """What that percentile is at most: its bucket's bound. `math.inf` beyond the last finite bound."""
@@ -63,20 +86,53 @@ def measure(before: Reading, after: Reading, seconds: float, engine: Engine | No
     """What a server did between two looks at it; of one of its engines alone where that is named."""
     if engine is not None:
         before, after = before.of(engine), after.of(engine)
-    growth: dict[str, float] = {}
-    restarted = False
-    for term, series in after.counters.items():
-        grown = _grown(before.counters.get(term, {}), series)
-        if grown is None:
-            restarted = True
-        else:
-            growth[term] = grown
-    histograms = {
-        term: came
-        for term, series in after.histograms.items()
-        if (came := _between(before.histograms.get(term, {}), series)) is not None
+    parts = max(1, len(after.engines))
+    if broken(before, after):
+        return Measures(seconds, after.totals(), restarted=True, parts=parts)
+    histograms = {}
+    for term, came in _came(before, after).items():
+        merged = merge(came)
+        if merged is not None and merged.count > 0:
+            histograms[term] = merged
+    growth = {
+        term: now - then
+        for term in after.layout.counter_slots
+        if (now := after.counter(term)) is not None and (then := _counted(before, term)) is not None
     }
-    return Measures(seconds, after.totals(), growth, histograms, restarted, max(1, len(after.engines)))
+    return Measures(seconds, after.totals(), growth, histograms, parts=parts)
+
+
+def _counted(before: Reading, term: str) -> float | None:
+    """A counter of which nothing was told yet began at 0."""
+    return before.counter(term) if term in before.layout.counter_slots else 0.0
+
+
+EVERY = Engine()  # engines that the page does not tell apart
+
+
+def broken(before: Reading, after: Reading) -> frozenset[Engine]:
+    """The engines whose counters cannot be followed from one look to the next: one fell, or went, as it does when a
+    server is started again, upgraded to one with other names, or left out of a page. Empty: none."""
+    if before.layout is after.layout and before.values == after.values:
+        return frozenset()
+    engines: set[Engine] = set()
+    if before.layout is not after.layout:
+        starts = {dict(look.layout.facts).get("process_start") for look in (before, after)} - {None}
+        if len(starts) > 1:
+            engines.update((EVERY, *before.engines, *after.engines))
+    for term, slots in before.layout.counter_slots.items():
+        later = after.layout.counter_slots.get(term, {})
+        for labels, slot in slots.items():
+            if labels not in later or after.values[later[labels]] < before.values[slot]:
+                engines.add(engine_of(labels))
+    for histogram, slot in before.layout.histogram_slots.items():
+        _, labels, bounds = histogram
+        start = after.layout.histogram_slots.get(histogram)
+        if start is None or any(
+            after.values[start + place] < before.values[slot + place] for place in range(len(bounds))
+        ):
+            engines.add(engine_of(labels))
+    return frozenset(engines)
 
 
 def total(parts: Sequence[Measures]) -> Measures:
@@ -94,8 +150,11 @@ def total(parts: Sequence[Measures]) -> Measures:
             gauges[term] = share
     growth: dict[str, float] = {}
     for term in dict.fromkeys(term for part in parts for term in part.growth):
-        values = [part.growth[term] for part in parts if term in part.growth]
-        told_by[term], growth[term] = len(values), sum(values)
+        needed = next((pair for pair in PAIRS if term in pair), (term,))
+        values = [part.growth[term] for part in parts if all(name in part.growth for name in needed)]
+        told_by[term] = len(values)
+        if values:
+            growth[term] = sum(values)
     histograms: dict[str, Buckets] = {}
     for term in dict.fromkeys(term for part in parts for term in part.histograms):
         buckets = [part.histograms[term] for part in parts if term in part.histograms]
@@ -132,31 +191,26 @@ def merge(parts: Iterable[Buckets]) -> Buckets | None:
     if math.inf not in bounds:
         return None
     upto = {bound: sum(part.upto[bound] for part in parts) for bound in sorted(bounds)}
-    return Buckets(upto, sum(part.total for part in parts))
+    totals = [part.total for part in parts if part.total is not None]
+    return Buckets(upto, sum(totals) if len(totals) == len(parts) else None)
 
 
-def _grown(before: Mapping[Labels, float], after: Mapping[Labels, float]) -> float | None:
-    """Over all series; one that was not there before began at 0."""
-    if any(labels not in after or after[labels] < value for labels, value in before.items()):
-        return None
-    return sum(value - before.get(labels, 0.0) for labels, value in after.items())
+def _came(before: Reading, after: Reading) -> dict[str, list[Buckets]]:
+    """What came in each histogram's series between two looks; in one that was not there before, all that is there.
 
-
-def _between(before: Mapping[Labels, Buckets], after: Mapping[Labels, Buckets]) -> Buckets | None:
-    """What came between two looks, in all series together; None if that is nothing, or unknown."""
-    if not before.keys() <= after.keys():
-        return None
-    grown: list[Buckets] = []
-    for labels, buckets in after.items():
-        earlier = before.get(labels)
-        if earlier is None:
-            grown.append(buckets)
-            continue
-        if earlier.upto.keys() != buckets.upto.keys():
-            return None
-        upto = {bound: count - earlier.upto[bound] for bound, count in buckets.upto.items()}
-        if min(upto.values()) < 0:
-            return None
-        grown.append(Buckets(upto, buckets.total - earlier.total))
-    merged = merge(grown) if grown else None
-    return merged if merged is not None and merged.count > 0 else None
+    A term with a series in which more came below a bound than below the next is left out."""
+    came: dict[str, list[Buckets]] = {}
+    unsound = set()
+    for histogram, slot in after.layout.histogram_slots.items():
+        term, _, bounds = histogram
+        end = slot + len(bounds)
+        counts, total = after.values[slot:end], after.values[end]
+        earlier = before.layout.histogram_slots.get(histogram)
+        if earlier is not None:
+            counts = array("d", map(sub, counts, before.values[earlier : earlier + len(bounds)]))
+            total -= before.values[earlier + len(bounds)]
+        if any(lower > upper for lower, upper in pairwise(counts)):
+            unsound.add(term)
+        upto = dict(zip(bounds, counts, strict=True))
+        came.setdefault(term, []).append(Buckets(upto, total if total >= 0 else None))
+    return {term: series for term, series in came.items() if term not in unsound}

@@ -2,37 +2,45 @@
 
 Counters and histograms keep their series, so that one that began anew is seen among others that went on; gauges are of
 each engine. What every rank of one engine, or every process of one server, repeats is counted once.
+
+Twenty minutes of looks are kept of each server, so a look is no more than its numbers: what they are of is its
+layout, which all looks at a server share until a series comes or goes.
 """
 
 from __future__ import annotations
 
 import math
-import re
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-
-from prometheus_client.parser import text_string_to_metric_families
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from servers.dialects import DIALECTS, Dialect
+from servers.exposition import Samples, known, samples
+from servers.names import SPELLINGS, engine_of, first_told, joined, levels, parse, texts, told
 from servers.terms import SHARES, Engine, Labels
 
-Samples = Mapping[str, Mapping[Labels, float]]  # by name, then by labels
-
-# Ranks of one engine, and processes of one server, repeat the same value.
-_REPEATED = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid"})
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A Prometheus histogram: how many values are at most each bound, the last of which is infinite, and their sum."""
+    """A Prometheus histogram: how many values are at most each bound, the last of which is infinite, and their sum;
+    None: that is not told."""
 
     upto: Mapping[float, float]
-    total: float
+    total: float | None
 
     @property
     def count(self) -> float:
         return max(self.upto.values(), default=0.0)
+
+    @property
+    def mean(self) -> float | None:
+        return None if self.total is None or self.count <= 0 else self.total / self.count
 
     def at_most(self, percent: float) -> float:
         """The bound below which that many percent of the values are; `math.inf` beyond the last finite one.
@@ -43,145 +51,283 @@ class Buckets:
         return min(bound for bound, count in self.upto.items() if count >= wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """`kind` is the server's, as `servers.dialects` names it. By term: counters and histograms by series, gauges by
-    engine. `facts` are what a server tells of itself once: its version, its block size."""
+@dataclass(frozen=True)
+class Layout:
+    """What a reading's numbers are of, in their order: one for each counter, then each gauge, then of each histogram
+    one for each bound and their sum. A counter's series has its metric's name among its labels, so that one that was
+    renamed is another one."""
 
     kind: str
-    counters: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
-    gauges: Mapping[str, Mapping[Engine, float]] = field(default_factory=dict)
-    histograms: Mapping[str, Mapping[Labels, Buckets]] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: tuple[tuple[str, str], ...]
+    counters: tuple[tuple[str, Labels], ...]
+    gauges: tuple[tuple[str, Engine], ...]
+    histograms: tuple[tuple[str, Labels, tuple[float, ...]], ...]
+
+    @cached_property
+    def counter_slots(self) -> dict[str, dict[Labels, int]]:
+        slots: dict[str, dict[Labels, int]] = {}
+        for slot, (term, labels) in enumerate(self.counters):
+            slots.setdefault(term, {})[labels] = slot
+        return slots
+
+    @cached_property
+    def gauge_slots(self) -> dict[str, dict[Engine, int]]:
+        slots: dict[str, dict[Engine, int]] = {}
+        for slot, (term, engine) in enumerate(self.gauges, len(self.counters)):
+            slots.setdefault(term, {})[engine] = slot
+        return slots
+
+    @cached_property
+    def histogram_slots(self) -> dict[tuple[str, Labels, tuple[float, ...]], int]:
+        """Where the first bound of each is."""
+        slots = {}
+        slot = len(self.counters) + len(self.gauges)
+        for histogram in self.histograms:
+            slots[histogram] = slot
+            slot += len(histogram[2]) + 1
+        return slots
+
+    @cached_property
+    def engines(self) -> tuple[Engine, ...]:
+        """All that are told apart, in order."""
+        found = {engine for _, engine in self.gauges} or {engine_of(labels) for _, labels in self.counters}
+        ranked = {engine.model for engine in found if engine.rank}
+        return tuple(sorted(engine for engine in found if engine.rank or engine.model not in ranked))
+
+
+_LAYOUTS: WeakValueDictionary[Layout, Layout] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """By term: counters and histograms by series, gauges by engine. What is not a number there is not told."""
+
+    layout: Layout
+    values: array[float] = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """The server's, as `servers.dialects` names it."""
+        return self.layout.kind
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What a server tells of itself once: its block size, when it began."""
+        return dict(self.layout.facts)
+
+    @property
+    def counters(self) -> dict[str, dict[Labels, float]]:
+        return {
+            term: {labels: self.values[slot] for labels, slot in slots.items() if self.values[slot] >= 0}
+            for term, slots in self.layout.counter_slots.items()
+        }
+
+    @property
+    def gauges(self) -> dict[str, dict[Engine, float]]:
+        return {
+            term: {engine: self.values[slot] for engine, slot in slots.items()}
+            for term, slots in self.layout.gauge_slots.items()
+        }
+
+    @property
+    def histograms(self) -> dict[str, dict[Labels, Buckets]]:
+        found: dict[str, dict[Labels, Buckets]] = {}
+        for (term, labels, bounds), slot in self.layout.histogram_slots.items():
+            end = slot + len(bounds)
+            upto = dict(zip(bounds, self.values[slot:end], strict=True))
+            total = self.values[end]
+            found.setdefault(term, {})[labels] = Buckets(upto, None if math.isnan(total) else total)
+        return found
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """All that are told apart, in order."""
-        found = {engine for series in self.gauges.values() for engine in series}
-        return tuple(sorted(found))
+        return self.layout.engines
 
     def of(self, engine: Engine) -> Reading:
-        """What is of one engine alone."""
-        return Reading(
+        """What is of one engine alone: all there is where it is the only one."""
+        if self.engines == (engine,):
+            return self
+        return reading(
             self.kind,
-            {t: kept for t, series in self.counters.items() if (kept := _of(series, engine))},
+            {t: kept for t, counts in self.counters.items() if (kept := _of(counts, engine))},
             {t: {engine: values[engine]} for t, values in self.gauges.items() if engine in values},
-            {t: kept for t, series in self.histograms.items() if (kept := _of(series, engine))},
+            {t: found for t, buckets in self.histograms.items() if (found := _of(buckets, engine))},
             self.facts,
         )
 
     def totals(self) -> dict[str, float]:
-        """Each gauge over all engines: counts added up, shares of KV memory weighted by it."""
-        totals = {t: sum(values.values()) for t, values in self.gauges.items() if t not in SHARES}
-        if shares := self.gauges.get("kv_usage"):
-            totals["kv_usage"] = _weighted(shares, self.gauges.get("kv_capacity", {}))
-        if len(rates := self.gauges.get("hit_rate", {})) == 1:
-            totals["hit_rate"] = next(iter(rates.values()))
+        """Each gauge over all engines: counts added up, shares of KV memory weighted by it.
+
+        A share of unknown memory has no total over several engines, nor has memory that not all of them tell."""
+        gauges = self.gauges
+        shares = gauges.get("kv_usage", {})
+        capacities = gauges.get("kv_capacity", {})
+        totals = {}
+        for term, values in gauges.items():
+            if term in ("kv_capacity", "kv_used") and not shares.keys() <= values.keys():
+                continue
+            if term not in SHARES:
+                totals[term] = sum(values.values())
+            elif len(values) == 1:
+                totals[term] = next(iter(values.values()))
+            elif term == "kv_usage" and all(capacities.get(engine, 0.0) > 0 for engine in values):
+                used = sum(share * capacities[engine] for engine, share in values.items())
+                totals[term] = used / sum(capacities[engine] for engine in values)
         return totals
 
+    def counter(self, term: str, engine: Engine | None = None) -> float | None:
+        """A counter over all series, or those of one engine; None where it is not told, or one of them is not."""
+        slots = self.layout.counter_slots.get(term)
+        if slots is None:
+            return None
+        if engine is not None and self.engines != (engine,):
+            slots = {labels: slot for labels, slot in slots.items() if engine_of(labels) == engine}
+        value = sum(self.values[slot] for slot in slots.values())
+        return value if slots and value >= 0 else None
 
-def engine_of(labels: Labels) -> Engine:
-    known = dict(labels)
-    return Engine(known.get("model_name", ""), known.get("engine") or known.get("dp_rank") or "")
 
-
-def _of(series: Mapping[Labels, object], engine: Engine) -> dict:  # type: ignore[type-arg]
-    return {labels: value for labels, value in series.items() if engine_of(labels) == engine}
+def reading(
+    kind: str,
+    counters: Mapping[str, Mapping[Labels, float]] | None = None,
+    gauges: Mapping[str, Mapping[Engine, float]] | None = None,
+    histograms: Mapping[str, Mapping[Labels, Buckets]] | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> Reading:
+    """A reading of what is known; its layout is shared with all that are alike."""
+    values = array("d")
+    series: list[tuple[str, Labels]] = []
+    for term, counts in (counters or {}).items():
+        series.extend((term, labels) for labels in counts)
+        values.extend(counts.values())
+    levels: list[tuple[str, Engine]] = []
+    for term, by_engine in (gauges or {}).items():
+        levels.extend((term, engine) for engine in by_engine)
+        values.extend(by_engine.values())
+    bounded: list[tuple[str, Labels, tuple[float, ...]]] = []
+    for term, by_labels in (histograms or {}).items():
+        for labels, buckets in by_labels.items():
+            bounded.append((term, labels, tuple(buckets.upto)))
+            values.extend(buckets.upto.values())
+            values.append(math.nan if buckets.total is None else buckets.total)
+    layout = Layout(kind, tuple(sorted((facts or {}).items())), tuple(series), tuple(levels), tuple(bounded))
+    return Reading(_LAYOUTS.setdefault(layout, layout), values)
 
 
 def read(text: str) -> Reading | None:
-    """One scrape; None if no server known here speaks so. Raises ValueError for a line that cannot be read."""
+    """One scrape; None if no server known here speaks so.
+
+    Raises ValueError for a line with a known name that cannot be read, or for a page that is too long.
+    """
     for dialect in DIALECTS:
-        if dialect.prefix not in text:
-            continue
-        samples = _samples(text, _names(dialect))
-        if samples:
-            return Reading(
-                dialect.kind, _counters(dialect, samples), _gauges(dialect, samples), _histograms(dialect, samples)
-            )
+        if all(any(mark in text for mark in spelt) for spelt in _MARKS[dialect.kind]):
+            found = samples(text, SPELLINGS[dialect.kind])
+            if found:
+                return reading(
+                    dialect.kind,
+                    _counters(dialect, found),
+                    _gauges(dialect, found),
+                    _histograms(dialect, found),
+                    _facts(dialect, found),
+                )
     return None
 
 
-def _names(dialect: Dialect) -> frozenset[str]:
-    gauges = {name for names in dialect.gauges.values() for name in names}
-    counters = {name for names in dialect.counters.values() for sum_of in names for name in sum_of.split("+")}
-    histograms = {
-        f"{name}_{part}"
-        for names in dialect.histograms.values()
-        for name in names
-        for part in ("bucket", "sum", "count")
-    }
-    return frozenset(gauges | counters | histograms | {*dialect.kv_usage, dialect.kv_capacity.partition("#")[0]})
+def lines_known(text: str) -> str:
+    """The lines of a page that some dialect reads: what a recording keeps."""
+    return known(text, _ALL_NAMES)
 
 
-def _samples(text: str, names: frozenset[str]) -> dict[str, dict[Labels, float]]:
-    """Those of the names alone: the rest of a page, often a thousand lines, is not parsed. Repetitions are one."""
-    lines = [line for line in text.splitlines() if (found := _NAME.match(line)) is not None and found[0] in names]
-    samples: dict[str, dict[Labels, float]] = {}
-    for family in text_string_to_metric_families("".join(f"{line}\n" for line in lines)):
-        for sample in family.samples:
-            if math.isnan(sample.value):
-                continue
-            series = samples.setdefault(sample.name, {})
-            labels = frozenset(item for item in sample.labels.items() if item[0] not in _REPEATED)
-            series[labels] = max(series.get(labels, -math.inf), sample.value)
-    return samples
+_MARKS = {
+    dialect.kind: [(dialect.marks[0], *dialect.spellings), *((mark,) for mark in dialect.marks[1:])]
+    for dialect in DIALECTS
+}
+_ALL_NAMES = frozenset(name for names in SPELLINGS.values() for name in names)
 
 
-def _first(names: Iterable[str], samples: Samples) -> str | None:
-    return next((name for name in names if name in samples), None)
-
-
-def _counters(dialect: Dialect, samples: Samples) -> dict[str, dict[Labels, float]]:
-    counters: dict[str, dict[Labels, float]] = {}
+def _counters(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, float]]:
+    counters = {}
     for term, alternatives in dialect.counters.items():
-        for names in (alternative.split("+") for alternative in alternatives):
-            if all(name in samples for name in names):
-                counters[term] = {
-                    labels | {("__name__", name)}: value
-                    for name in names
-                    for labels, value in _parts(samples[name]).items()
-                }
-                break
+        if (expression := first_told(alternatives, found)) is not None:
+            counters[term] = {
+                _named(labels, name.name): value
+                for name in expression.names
+                for labels, value in told(name, found).items()
+            }
     return counters
 
 
-def _parts(series: Mapping[Labels, float]) -> Mapping[Labels, float]:
-    """Without the series that is the sum of the others, as SGLang tells of its cached tokens."""
-    if all(("cache_source", "total") in labels for labels in series):
-        return series
-    return {labels: value for labels, value in series.items() if ("cache_source", "total") not in labels}
+def _gauges(dialect: Dialect, found: Samples) -> dict[str, dict[Engine, float]]:
+    gauges = {}
+    for term, alternatives in dialect.gauges.items():
+        for text in alternatives:
+            values = levels(parse(text), found)
+            if term in SHARES:
+                values = {engine: min(share, 1.0) for engine, share in values.items() if share <= _MOST}
+            if values:
+                gauges[term] = values
+                break
+    return joined(gauges)
 
 
-def _gauges(dialect: Dialect, samples: Samples) -> dict[str, dict[Engine, float]]:
-    gauges: dict[str, dict[Engine, float]] = {}
-    for term, names in {**dialect.gauges, "kv_usage": dialect.kv_usage}.items():
-        if (name := _first(names, samples)) is not None:
-            values = gauges.setdefault(term, {})
-            for labels, value in samples[name].items():
-                engine = engine_of(labels)
-                values[engine] = values.get(engine, 0.0) + value
-    return gauges
+_MOST = 1.05  # a share beyond that is none: old servers told some in percent
 
 
-def _weighted(shares: Mapping[Engine, float], capacities: Mapping[Engine, float]) -> float:
-    """The mean share, by capacity where that of every engine is known."""
-    weights = {engine: capacities.get(engine, 0.0) for engine in shares}
-    if not all(weight > 0 for weight in weights.values()):
-        weights = dict.fromkeys(shares, 1.0)
-    return sum(share * weights[engine] for engine, share in shares.items()) / sum(weights.values())
-
-
-def _histograms(dialect: Dialect, samples: Samples) -> dict[str, dict[Labels, Buckets]]:
-    histograms = {}
-    for term, names in dialect.histograms.items():
-        if (name := _first((f"{name}_bucket" for name in names), samples)) is None:
+def _histograms(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, Buckets]]:
+    histograms: dict[str, dict[Labels, Buckets]] = {}
+    for term, alternatives in dialect.histograms.items():
+        name = next((name for name in alternatives if f"{name}_bucket" in found), None)
+        if name is None:
             continue
+        unit = 0.001 if name.endswith("_ms") else 1.0
         upto: dict[Labels, dict[float, float]] = {}
-        for labels, value in samples[name].items():
-            bound = dict(labels).get("le")
-            if bound is not None:
-                upto.setdefault(labels - {("le", bound)}, {})[float(bound)] = value
-        totals = samples.get(f"{name.removesuffix('_bucket')}_sum", {})
-        histograms[term] = {labels: Buckets(bounds, totals.get(labels, 0.0)) for labels, bounds in upto.items()}
+        for labels, value in found[f"{name}_bucket"].items():
+            series, bound = _bucket(labels)
+            upto.setdefault(series, {})[bound * unit] = value
+        sums, counts = found.get(f"{name}_sum", {}), found.get(f"{name}_count", {})
+        for series, bounds in upto.items():
+            if series in counts:
+                bounds.setdefault(math.inf, counts[series])
+            ordered = {bound: bounds[bound] for bound in sorted(bounds)}
+            if math.inf in ordered and _rises(ordered.values()):
+                total = sums.get(series, math.nan) * unit
+                histograms.setdefault(term, {})[_named(series, name)] = Buckets(
+                    ordered, None if math.isnan(total) else total
+                )
     return histograms
+
+
+def _rises(counts: Iterable[float]) -> bool:
+    """Whether each is at least the one before it; nothing is below or above NaN."""
+    return all(lower <= upper for lower, upper in pairwise((0.0, *counts)))
+
+
+def _facts(dialect: Dialect, found: Samples) -> dict[str, str]:
+    facts = {}
+    for term, alternatives in dialect.facts.items():
+        for text in alternatives:
+            if values := texts(parse(text), found):
+                facts[term] = ", ".join(sorted(values))
+                break
+    return facts
+
+
+@lru_cache(maxsize=1 << 15)
+def _named(labels: Labels, name: str) -> Labels:
+    return labels | {("__name__", name)}
+
+
+@lru_cache(maxsize=1 << 15)
+def _bucket(labels: Labels) -> tuple[Labels, float]:
+    """A bucket's series and its bound."""
+    bound = dict(labels).get("le", "")
+    try:
+        value = float(bound)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise ValueError(f"cannot read a bucket of metrics: its bound le is {bound!r}")
+    return labels - {("le", bound)}, value
+
+
+def _of(series: Mapping[Labels, Value], engine: Engine) -> dict[Labels, Value]:
+    return {labels: value for labels, value in series.items() if engine_of(labels) == engine}
