@@ -17,10 +17,10 @@ from typing import Any
 from engine.protocol import BlockText, EngineInfo, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
 from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
+from tui.pacing import Pacing
 from tui.recording import STDIN, Reading, RecordingError, lives_on
 from tui.recording_index import SCAN_AFTER, Index, Mark
 
-MIN_SPEED, MAX_SPEED = 0.1, 1000.0  # or infinity: as fast as it can be shown
 MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
 NOWHERE = -1
 TICK = 1e-6  # seconds: so close is now
@@ -72,12 +72,8 @@ class Player:
         if path == STDIN or (path.exists() and not path.is_file()):
             raise RecordingError(f"{path} is not a file: a recording is read from a file, back and forth")
         self.path = path
-        self.playing = True
         self.ended = False
         self.note = ""
-        self._clock, self._sleep = clock, sleep
-        self._check_speed(speed)
-        self._speed = speed
         self._reading = Reading(path, decode_item)
         start = next(self._reading)
         assert isinstance(start, Snapshot)
@@ -96,8 +92,7 @@ class Player:
         self._target = NOWHERE  # up to here all is handed over at once
         self._owed = 0  # steps that were asked for
         self._rewinds = 0
-        self._reckoned = (clock(), start.time)  # a moment on our clock, and the recording's at that moment
-        self._sleeper: asyncio.Future[None] | None = None
+        self._pacing = Pacing(start.time, speed, clock, sleep)
 
     @property
     def engine(self) -> EngineInfo:
@@ -113,15 +108,16 @@ class Player:
         return self._life > 0
 
     @property
+    def playing(self) -> bool:
+        return self._pacing.playing
+
+    @property
     def speed(self) -> float:
-        return self._speed
+        return self._pacing.speed
 
     @speed.setter
     def speed(self, speed: float) -> None:
-        self._check_speed(speed)
-        self._reckon(self.now())
-        self._speed = speed
-        self._wake()
+        self._pacing.set_speed(speed, self.now())
 
     @property
     def position(self) -> Position:
@@ -148,17 +144,14 @@ class Player:
     @property
     def waits(self) -> float:
         """Seconds, at this speed, until the next record comes; 0 where none will."""
-        if not self.playing or self.ended or self._next is None or math.isinf(self._speed):
+        if not self.playing or self.ended or self._next is None or math.isinf(self.speed):
             return 0.0
-        return max(0.0, (self._next.time - self.now()) / self._speed)
+        return self._pacing.until(self._next.time, self.now())
 
     def now(self) -> float:
         """The recording's time: it stands still while paused and at the end, and never runs ahead of what is known."""
-        then, at = self._reckoned
-        if self.playing and not math.isinf(self._speed):
-            at += (self._clock() - then) * self._speed
         latest = self._time if self.ended or self._next is None else max(self._time, self._next.time)
-        return min(max(at, self._time), latest)
+        return self._pacing.now(self._time, latest)
 
     def wall(self) -> float:
         """The Unix time of that moment; 0 where the engine did not tell its own."""
@@ -167,15 +160,15 @@ class Player:
 
     def pause(self) -> None:
         """Stand still, also on the way to where `seek` was to lead."""
-        self._reckon(self.now())
-        self.playing = False
+        self._pacing.reckon(self.now())
+        self._pacing.playing = False
         self._target = NOWHERE
         self._wake()
 
     def resume(self) -> None:
         if not self.playing:
-            self._reckon(self.now())
-            self.playing = True
+            self._pacing.reckon(self.now())
+            self._pacing.playing = True
             self._wake()
 
     def step(self) -> None:
@@ -306,13 +299,12 @@ class Player:
     def _due(self, item: Record | Snapshot) -> bool:
         if self._owed or item.seq <= self._target:
             return True
-        return self.playing and (math.isinf(self._speed) or self.now() >= item.time - TICK)
+        return self.playing and (math.isinf(self.speed) or self.now() >= item.time - TICK)
 
     def _hand_over(self, item: Record | Snapshot) -> None:
         """Note that `item` is told now. Its own moment is the new reckoning where it did not come by the clock."""
-        then, at = self._reckoned
-        late = (self._clock() - then) - (item.time - at) / self._speed
-        by_clock = self.playing and not self._owed and item.seq > self._target and not math.isinf(self._speed)
+        late = self._pacing.late(item.time)
+        by_clock = self.playing and not self._owed and item.seq > self._target and not math.isinf(self.speed)
         self._owed = max(0, self._owed - 1)
         if isinstance(item, Snapshot):
             self._picture = item
@@ -321,7 +313,7 @@ class Player:
         if item.seq >= self._target:
             self._target = NOWHERE  # records of the next life have the same numbers
         if not by_clock or late > MAX_LATE:
-            self._reckon(item.time)
+            self._pacing.reckon(item.time)
 
     def _rewind(self, seq: int, life: int) -> None:
         """Read again from the nearest snapshot of a life that is not after `seq`."""
@@ -337,29 +329,13 @@ class Player:
         self._reading, self._picture, self._next, self._life = reading, picture, None, life
         self._seq, self._time = picture.seq, picture.time
         self.ended, self.note = False, ""
-        self._reckon(picture.time)
+        self._pacing.reckon(picture.time)
         self._rewinds += 1
-
-    def _reckon(self, at: float) -> None:
-        self._reckoned = (self._clock(), at)
 
     async def _wait(self, item: Record | Snapshot | None) -> None:
         """Until `item` may be due, or something was asked for."""
-        if item is not None and self.playing:
-            self._sleeper = asyncio.ensure_future(self._sleep(max(0.0, (item.time - self.now()) / self._speed)))
-        else:
-            self._sleeper = asyncio.get_running_loop().create_future()
-        try:
-            await asyncio.wait({self._sleeper})
-        finally:
-            self._sleeper.cancel()
-            self._sleeper = None
+        seconds = None if item is None or not self.playing else self._pacing.until(item.time, self.now())
+        await self._pacing.wait(seconds)
 
     def _wake(self) -> None:
-        if self._sleeper:
-            self._sleeper.cancel()
-
-    @staticmethod
-    def _check_speed(speed: float) -> None:
-        if not (MIN_SPEED <= speed <= MAX_SPEED or speed == math.inf):
-            raise ValueError(f"speed: must be from {MIN_SPEED} to {MAX_SPEED:.0f}, or inf, got {speed}")
+        self._pacing.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tui.feed import Feed
 from tui.operator import Tell
-from tui.player import MAX_SPEED, MIN_SPEED
+from tui.pacing import MAX_SPEED, MIN_SPEED
 from tui.session import Session
 from tui.view import Past, View
 
