@@ -83,6 +83,7 @@ def build_core(config: EngineConfig) -> EngineCore:
         control=config.control,
         eos_token_ids=resolved.eos_token_ids,
         check_invariants=config.check_invariants,
+        kv_events=config.kv_events is not None,
     )
 
 

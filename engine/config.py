@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.kv_endpoint import KvPublishing
 from engine.protocol import Control, Quantize
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -32,4 +33,5 @@ class EngineConfig(msgspec.Struct, frozen=True):
     faults: tuple[str, ...] = ()  # to be made to happen, for tests: see `engine.faults`
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    kv_events: KvPublishing | None = None  # where what changes in the prefix cache is published; None: nowhere
     restarts: int = 0  # how often an engine was started before this one, after deaths

@@ -19,6 +19,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.framing import FrameSplitter, decode_from_core, frame
 from engine.keys import without_secrets
+from engine.kv_endpoint import KvPublishing
 from engine.messages import (
     Abort,
     Add,
@@ -162,6 +163,7 @@ class CoreClient:
         self.info: EngineInfo | None = None  # None until the core is ready
         self.death: EngineDiedError | None = None
         self.in_force: ControlInForce | None = None
+        self.kv_events: KvPublishing | None = None  # where they are published, once the core is ready
 
     @property
     def ready(self) -> bool:
@@ -208,6 +210,7 @@ class CoreClient:
                 message = decode_from_core(body)
                 if isinstance(message, Ready):
                     self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
+                    self.kv_events = message.kv_events
                     on_ready(message)
                     self._tell_progress()
                 else:

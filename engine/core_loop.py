@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.block_pool import IllegalState
@@ -40,6 +41,7 @@ from engine.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
+    from engine.kv_events import KvEvent
 
 IDLE_SECONDS = 0.05  # requests wait but none can run: look again
 ENTRIES_EVERY = 10  # of the checks of the books, one looks at every entry, the others at the sums
@@ -61,6 +63,7 @@ class CoreLoop:
         watchdog: Watchdog,
         faults: Faults,
         check_every: int,
+        publish_kv: Callable[[Sequence[KvEvent]], None] | None = None,
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -69,6 +72,7 @@ class CoreLoop:
         self._watchdog = watchdog
         self._faults = faults
         self._check_every = check_every
+        self._publish_kv = publish_kv
         self._steps = 0  # that did something
         self._fault = False  # in the last of them
         self._running = True
@@ -102,12 +106,12 @@ class CoreLoop:
         finally:
             self._watchdog.end(computed=record is not None and bool(record.rows))
         self._idle = not outputs and record is None
-        if self._idle:
-            return
-        self._check(record)
-        if outputs:
-            self._sender.send(Outputs(outputs))
-        self._tell(record)
+        if not self._idle:
+            self._check(record)
+            if outputs:
+                self._sender.send(Outputs(outputs))
+            self._tell(record)
+        self._tell_kv_events()
 
     def _check(self, record: Record | None) -> None:
         """Look at the books, if it is time or something went wrong: raises InvariantViolated.
@@ -133,6 +137,10 @@ class CoreLoop:
         self._recorder.take(told)
         if self._recorder.is_full:
             self._recorder.begin(self._core.snapshot())
+
+    def _tell_kv_events(self) -> None:
+        if self._publish_kv is not None and (events := self._core.drain_kv_events()):
+            self._publish_kv(events)
 
     def _handle(self, message: Incoming) -> None:
         match message:
@@ -210,6 +218,7 @@ class CoreLoop:
         if isinstance(message, ClearCache):
             cleared = core.clear_cache()
         self._tell(core.flush())  # what is told below is as of after the last record
+        self._tell_kv_events()
         match message:
             case GetSnapshot(call):
                 return Reply(call, core.seq, encode(core.snapshot()))

@@ -37,8 +37,10 @@ from engine.watchdog import HUNG, Watchdog, end_anyway
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
+    from engine.kv_publisher import KvPublisher
 
 FAILED = 1  # exit code
+BIND_SECONDS = 5.0  # that an endpoint of the engine before this one may still be in use
 ABANDONED_SECONDS = 5.0  # that a build or a step may go on for when nobody waits for it any more
 _log = logging.getLogger(__name__)
 
@@ -79,7 +81,40 @@ def _build(config: EngineConfig, sender: Sender) -> EngineCore | None:
     return None
 
 
-def _serve(core: EngineCore, config: EngineConfig, inbox: queue.SimpleQueue[Incoming], sender: Sender) -> int:
+def _publisher(config: EngineConfig) -> KvPublisher | None:
+    """Raises CannotPublish (a ValueError)."""
+    if config.kv_events is None:
+        return None
+    from engine.kv_publisher import KvPublisher
+
+    return KvPublisher(config.kv_events, patience=BIND_SECONDS if config.restarts else 0.0)
+
+
+def _run(config: EngineConfig, inbox: queue.SimpleQueue[Incoming], sender: Sender) -> int:
+    """An engine from its start to its end; the exit code."""
+    try:
+        publisher = _publisher(config)  # before the model: an endpoint in use is told at once
+    except ValueError as error:
+        sender.send(Fatal(str(error), unusable=True))
+        return FAILED
+    try:
+        core = _build(config, sender)
+        if core is None:
+            return FAILED
+        look_rarely()
+        return _serve(core, config, inbox, sender, publisher)
+    finally:
+        if publisher is not None:
+            publisher.close()
+
+
+def _serve(
+    core: EngineCore,
+    config: EngineConfig,
+    inbox: queue.SimpleQueue[Incoming],
+    sender: Sender,
+    publisher: KvPublisher | None,
+) -> int:
     """Step until told to end; the exit code."""
     recorder = FlightRecorder(core.snapshot())
     last_words = LastWords(recorder, config.crash_dir, sender.send)
@@ -95,8 +130,9 @@ def _serve(core: EngineCore, config: EngineConfig, inbox: queue.SimpleQueue[Inco
         _end(HUNG)
 
     watchdog = Watchdog(config.step_timeout, hung)
-    loop = CoreLoop(core, inbox, sender, recorder, watchdog, Faults(config.faults), config.check_every)
-    sender.send(Ready(core.info, core.control))
+    publish = None if publisher is None else publisher.publish
+    loop = CoreLoop(core, inbox, sender, recorder, watchdog, Faults(config.faults), config.check_every, publish)
+    sender.send(Ready(core.info, core.control, None if publisher is None else publisher.where))
     try:
         loop.run()
     except BadFrame as error:
@@ -146,10 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(start, Start):
         config = start.config
         log.configure(config.log_format, config.log_level)
-        core = _build(config, sender)
-        if core is not None:
-            look_rarely()
-            status = _serve(core, config, inbox, sender)
+        status = _run(config, inbox, sender)
     elif start is not None:
         wrong = start if isinstance(start, BadFrame) else BadFrame("the first message does not start the engine")
         _tell_bad_frame(wrong, sender)

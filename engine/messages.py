@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.config import EngineConfig
+from engine.kv_endpoint import KvPublishing
 from engine.plan import ScoredToken
 from engine.protocol import Control, EngineInfo, FinishReason
 from engine.sampling_params import SamplingParams, SchedulingParams
@@ -90,8 +91,11 @@ class Located(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
+    """`kv_events`: where they are published, with the ports that were free."""
+
     engine: EngineInfo
     control: Control
+    kv_events: KvPublishing | None = None
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):

@@ -29,6 +29,7 @@ from engine.cli import (
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.faults import parse
 from engine.keys import KeyDigest, key, read_keys
+from engine.kv_endpoint import DEFAULT_TOPIC, KvPublishing, is_open, tcp_endpoint, topic
 from engine.protocol import Quantize
 from engine.sampling_params import MAX_N, MAX_STOPS, MAX_TOP_LOGPROBS
 from engine.server.origins import allowed_host, allowed_origin, is_loopback
@@ -81,6 +82,25 @@ def _add_engine(add: Adder) -> None:
         default=0,
         metavar="SIZE",
         help="host memory for the KV of preempted requests (default: 0, none)",
+    )
+    add(
+        "--kv-events",
+        type=tcp_endpoint,
+        metavar="ENDPOINT",
+        help="publish what changes in the prefix cache as vLLM does, over ZeroMQ, as at tcp://127.0.0.1:5557",
+    )
+    add(
+        "--kv-events-replay",
+        type=tcp_endpoint,
+        metavar="ENDPOINT",
+        help="where subscribers who missed some ask for them again, as tcp://127.0.0.1:5558 (default: nowhere)",
+    )
+    add(
+        "--kv-events-topic",
+        type=topic,
+        default=DEFAULT_TOPIC,
+        metavar="TOPIC",
+        help="of the messages (default: %(default)s)",
     )
     add("--seed", type=between(0), default=0, metavar="N", help="of tiny's random weights (default: 0)")
 
@@ -143,6 +163,11 @@ def _add_access(add: Adder) -> None:
         help="web pages that may ask, as https://chat.example",
     )
     add("--insecure", action="store_true", help="listen beyond loopback though no API key is set")
+    add(
+        "--kv-events-open",
+        action="store_true",
+        help="publish KV events beyond loopback: whoever reaches them reads everybody's prompts and answers in tokens",
+    )
     add("--no-text", action="store_true", help="tell nobody the text of requests and blocks")
 
 
@@ -223,7 +248,14 @@ def configuration(arguments: argparse.Namespace) -> EngineConfig:
         faults=tuple(arguments.fault or ()),
         log_format=arguments.log_format,
         log_level=arguments.log_level,
+        kv_events=_publishing(arguments),
     )
+
+
+def _publishing(arguments: argparse.Namespace) -> KvPublishing | None:
+    if arguments.kv_events is None:
+        return None
+    return KvPublishing(arguments.kv_events, arguments.kv_events_replay or "", arguments.kv_events_topic)
 
 
 def settings(arguments: argparse.Namespace) -> ServeSettings:
@@ -255,10 +287,33 @@ def _keys(given: list[str] | None, file: FileName | None, flag: str) -> tuple[Ke
     return read_keys(given, file, flag, None if file is None else file.variable)
 
 
+def _check_publishing(arguments: argparse.Namespace) -> None:
+    """Whether KV events may be published so. Raises ArgumentTypeError.
+
+    They hold everybody's tokens, and no key guards them.
+    """
+    if arguments.kv_events is None:
+        if arguments.kv_events_replay is not None:
+            raise argparse.ArgumentTypeError("--kv-events-replay: needs --kv-events, whose events it tells again")
+        return
+    if arguments.no_text:
+        raise argparse.ArgumentTypeError(
+            "--kv-events: events hold the tokens of prompts and answers; with --no-text nobody is told these"
+        )
+    for flag, endpoint in (("--kv-events", arguments.kv_events), ("--kv-events-replay", arguments.kv_events_replay)):
+        if endpoint is None or not is_open(endpoint):
+            continue
+        danger = f"{flag} {endpoint}: whoever reaches it reads everybody's prompts and answers in tokens, without a key"
+        if not arguments.kv_events_open:
+            raise argparse.ArgumentTypeError(f"{danger}; say --kv-events-open if that is meant (docs/security.md)")
+        log.say(f"--kv-events-open: {danger}", level=logging.WARNING)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     log.configure(arguments.log_format, arguments.log_level, "api")
     try:
         chosen = settings(arguments)
+        _check_publishing(arguments)
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
     try:

@@ -83,6 +83,8 @@ class Supervisor:
             failed_starts = 0 if has_served else failed_starts + 1
             if client.in_force is not None:
                 self._config = msgspec.structs.replace(self._config, control=client.in_force.control)
+            if client.kv_events is not None:  # subscribers come back to the port that was free at first
+                self._config = msgspec.structs.replace(self._config, kv_events=client.kv_events)
             while True:
                 self.last = Death(str(death), time.time(), self.deaths + 1)
                 self._give_up(death, has_served, failed_starts)

@@ -156,6 +156,10 @@ class _Server:
             message = f"serving again, after {service.restarts} restarts" if service.restarts > 1 else "serving again"
             log.say(message, name="ready", restarts=service.restarts)
             return
+        if (where := client.kv_events) is not None:
+            retold = f", and told again at {where.replay}" if where.replay else ""
+            message = f"KV events are published at {where.endpoint}{retold}"
+            log.say(message, name="kv_events", endpoint=where.endpoint, replay=where.replay, topic=where.topic)
         log.milestone("ready", "the server can answer", url=_url(self._listener), models=list(service.served_names))
         look_rarely()  # else a body of a million values is looked at again and again while it is parsed
         with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same

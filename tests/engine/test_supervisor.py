@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from engine import supervisor
 from engine.config import EngineConfig
 from engine.core_client import ControlInForce, EngineDiedError
+from engine.kv_endpoint import KvPublishing
 from engine.protocol import Control, EngineInfo
 from engine.server.settings import Recovery
 from engine.supervisor import BACK_OFF, GaveUp, Supervisor
@@ -19,12 +20,13 @@ LOADING = 100.0  # seconds, which do not count as served
 STATIC = Control(batching="static")
 
 
-def dead(served=True, unusable=False, control=None):
+def dead(served=True, unusable=False, control=None, kv_events=None):
     """A client whose engine has died."""
     return SimpleNamespace(
         info=INFO if served else None,
         death=EngineDiedError("it died", unusable=unusable),
         in_force=ControlInForce(control or Control(), 1) if served else None,
+        kv_events=kv_events,
     )
 
 
@@ -85,6 +87,14 @@ def test_the_control_in_force_is_kept(monkeypatch) -> None:
     trial = Trial([dead(control=STATIC), dead(served=False), dead()], monkeypatch)
     trial.run()
     assert [config.control for config in trial.started] == [STATIC, STATIC, Control()]
+
+
+def test_the_port_that_was_free_is_kept(monkeypatch) -> None:
+    """Who subscribed comes back to it."""
+    bound = KvPublishing("tcp://127.0.0.1:43210")
+    trial = Trial([dead(kv_events=bound), dead(served=False), dead()], monkeypatch)
+    trial.run()
+    assert [config.kv_events for config in trial.started] == [bound] * 3
 
 
 @pytest.mark.parametrize("unusable", [True, False])
