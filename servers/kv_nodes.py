@@ -160,14 +160,17 @@ class Space:
     def from_state(cls, state: Mapping[str, Any]) -> Space:
         """Raises KeyError, IndexError, TypeError or ValueError for what `to_state` does not make."""
         space = cls()
-        media = [tuple(one) for one in state["media"]]
+        media = [tuple(map(_name, one)) for one in state["media"]]
+        loras = [_name(one) for one in state["loras"]]
         order: list[Node] = []
         columns = (state[name] for name in ("hash", "parent", "placed", "medium", "lora", "size", "time"))
         for came, parent, placed, medium, lora, size, time in zip(*columns, strict=True):
+            if parent is not None and not 0 <= parent < len(order):
+                raise ValueError(f"block {len(order)} is before its parent {parent}")
             node = Node(hash_from_builtin(came))
             space.nodes[node.hash] = node
             order.append(node)
-            node.media, node.lora, node.size, node.time = media[medium], state["loras"][lora], size, time
+            node.media, node.lora, node.size, node.time = media[medium], loras[lora], size, time
             node.placed = placed
             if parent is not None:
                 _link(node, order[parent])
@@ -176,6 +179,8 @@ class Space:
             if node.media:
                 space.resident += 1
                 space.tokens += size
+        if len(space.nodes) < len(order):
+            raise ValueError("a block is there twice")
         for index in state["gone"]:
             order[index].gone = True
         for index, medium, count in state["copies"]:
@@ -290,6 +295,12 @@ class Space:
 def short(block_hash: BlockHash) -> int:
     """Eight bytes of a hash, to remember it by and to order equals."""
     return block_hash if isinstance(block_hash, int) else int.from_bytes(block_hash[:8], "big")
+
+
+def _name(came: Any) -> str | None:
+    if came is not None and not isinstance(came, str):
+        raise ValueError(f"a name is wanted, {came!r} came")
+    return came
 
 
 def _sorted(media: tuple[Medium, ...]) -> tuple[Medium, ...]:
