@@ -1,4 +1,4 @@
-"""The app: wires keys, mouse and commands to focus, time and engine, and draws a session's newest state.
+"""The app: wires keys, mouse and commands to focus, time and engine, and draws the newest state of what is shown.
 
 It decides nothing: `dispatch` says what an input means, panels say what is drawn, `Operator` talks to the engine.
 """
@@ -18,24 +18,19 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.timer import Timer
 
-from engine.protocol import Control, LiveLoad
 from tui import commands, dispatch
-from tui.advice import Suggestion, advise
+from tui.attached import Attached, One, Recording, Said, Shown, Steps, Timeline
 from tui.controls import BY_FIELD, NUMBERS
-from tui.focus import FIRST_FOCUS, Focus, PanelName
-from tui.keys import GLOBAL, SCRUB
+from tui.focus import FIRST_FOCUS, Focus
+from tui.keys import SCRUB, offered
 from tui.look import Look
 from tui.operator import Operator
-from tui.panels.block_detail import block_events
-from tui.prefix_tree import tree_of
+from tui.panels import sets
 from tui.question import Question
-from tui.recorder_switch import RecorderSwitch
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
-from tui.scrub import Scrub
 from tui.session import Session
-from tui.texts import TextReader
 from tui.themes import THEMES
-from tui.view import Frame, Status, View
+from tui.view import Frame
 from tui.widgets.palette import Palette
 from tui.widgets.panel import Panel
 from tui.widgets.too_small import TooSmall
@@ -43,41 +38,40 @@ from tui.widgets.too_small import TooSmall
 FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
 SOON_SECONDS = 0.015  # after an input
-MOVING = ("blocks", "batch")
 READ_SECONDS = 0.35  # between two pictures of all else, while records come
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
-STORY_RECORDS = 400  # that a block's story is read from
 SETTLED_SECONDS = 2.0  # from which on what lives will live long
-TEXT_ROWS = 60  # of the prefix tree whose texts are read, one at a time
 TEXT_SECONDS = 0.3  # between two reads of what is selected
 _SHOWN = (
     "header", "blocks", "batch", "sharing", "waste", "speed", "ledgers", "requests", "control", "loads", "scrub",
     "footer",
 )  # fmt: skip
 _CANCEL = "cancel "
-_BY_KEY = {name: key for key in GLOBAL for name in key.keys.split(",")}
 
 
 class PagedTop(App[int]):
-    """The dashboard of one session. Its exit value is the program's exit code."""
+    """The dashboard of what it is attached to. Its exit value is the program's exit code."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "paged-top"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c,ctrl+q", "quit", "quit", priority=True)]
 
     def __init__(
-        self, session: Session, look: Look, readonly: bool = False, frames: float = FRAMES, focus: Focus = FIRST_FOCUS
+        self,
+        attached: Attached | Session,
+        look: Look,
+        readonly: bool = False,
+        frames: float = FRAMES,
+        focus: Focus = FIRST_FOCUS,
     ) -> None:
         """`frames` a second; 0 leaves drawing to whoever calls `draw_frame` (tests with a clock of their own)."""
         super().__init__(ansi_color=look.theme.ansi)
-        self.session = session
+        self.attached: Attached = One(attached) if isinstance(attached, Session) else attached
+        self.attached.begin(readonly, self.say)
         self.look = look
         self.focus_now = focus
-        self.operator = Operator(session, readonly, self.say)
-        self.scrub = Scrub(session, self.say)
-        self.recorder = RecorderSwitch(session, self.say)
-        self._texts = TextReader(lambda: session.feed.engine if session.feed and not session.player else None)
+        self._left: Focus | None = None  # where the several servers were when one of them was opened
         self._frames = frames
         self._timer: Timer | None = None
         self._notice = ("", False)
@@ -90,10 +84,33 @@ class PagedTop(App[int]):
         self._places: tuple[Place, ...] = ()
         self._panels: dict[str, Panel] = {}
         self._question = Question()
-        self._advice: tuple[Suggestion, ...] = ()
-        self._loads: tuple[LiveLoad, ...] = ()  # that are shown: while the view stands still, they do
-        self._story_of: tuple[object, tuple[tuple[int, str], ...]] = (None, ())
-        self._advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
+
+    @property
+    def shown(self) -> Shown:
+        return self.attached.shown
+
+    @property
+    def scrub(self) -> Timeline:
+        return self.shown.scrub
+
+    @property
+    def recorder(self) -> Recording:
+        return self.shown.recorder
+
+    @property
+    def steps(self) -> Steps:
+        """What is shown, on screens whose keys reach an engine."""
+        shown = self.shown
+        assert isinstance(shown, Steps), "these keys are offered over a step stream alone"
+        return shown
+
+    @property
+    def session(self) -> Session:
+        return self.steps.session
+
+    @property
+    def operator(self) -> Operator:
+        return self.steps.operator
 
     # Building and drawing
 
@@ -105,11 +122,11 @@ class PagedTop(App[int]):
 
     def on_mount(self) -> None:
         self._paint_background()
-        self.run_worker(self.session.run(), name="session", exit_on_error=True)
+        self.run_worker(self.attached.run(), name="attached", exit_on_error=True)
         self.draw_frame()
         if self._frames:
             self._timer = self.set_interval(1 / self._frames, self.tick)
-            self.set_interval(TEXT_SECONDS, self._read_texts)
+            self.set_interval(TEXT_SECONDS, self._read)
             self.set_timer(SETTLED_SECONDS, _look_rarely)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -120,48 +137,20 @@ class PagedTop(App[int]):
     def tick(self) -> None:
         """Draw, unless nothing can have changed."""
         self.recorder.check()
-        feed, now = self.session.feed, self.session.clock()
-        records = feed.records if feed else 0
-        seen = (self.session.link.phase, self._notice, self.scrub.seq, self.focus_now)
+        shown, now = self.shown, self.attached.clock()
+        records, seen = shown.heard, (shown, shown.standing, self._notice, self.focus_now)
         due = seen != self._seen or now - self._read_at >= (READ_SECONDS if records != self._records else IDLE_SECONDS)
         if due or records != self._records:
             self._seen, self._records = seen, records
-            self.draw_frame(MOVING if not due else None)
+            self.draw_frame(shown.moving if not due else None)
 
     def frame(self) -> Frame:
         """Everything that is to be drawn."""
-        session, feed = self.session, self.session.feed
-        if session.clock() >= self._notice_until:
+        if self.attached.clock() >= self._notice_until:
             self._notice = ("", False)
-        view, focus = self.scrub.view, self.focus_now
-        if self.scrub.seq is None:
-            self._loads = session.loads.loads if session.loads else ()
-        step = view.record if view else None
-        if feed is not None and focus.batch.step is not None and focus.batch.step != (view.seq if view else None):
-            step = feed.tape.record(focus.batch.step)
         asked = self._question.asked
         notice = (asked.label + ":", False) if asked else self._notice
-        return Frame(
-            Status(
-                link=session.link,
-                target=session.target,
-                past=self.scrub.past,
-                playing=session.playing,
-                recording=self.recorder.words,
-                readonly=self.operator.readonly,
-                notice=notice[0],
-                notice_bad=notice[1],
-                replay=session.replay.line if session.replay else "",
-                log=session.log,
-            ),
-            view,
-            focus,
-            step,
-            self._texts.texts,
-            self._suggestions(view),
-            self._story(view),
-            self._loads,
-        )
+        return sets.settled(self.shown.frame(self.focus_now, Said(*notice, self.attached.back)))
 
     def draw_soon(self) -> None:
         """Draw what an input has changed: many in a row in one frame."""
@@ -175,7 +164,7 @@ class PagedTop(App[int]):
         """Draw all panels, or only those: what is watched moves with every frame, what is read a few times a second."""
         self._soon = False
         if only is None:
-            self._read_at = self.session.clock()
+            self._read_at = self.attached.clock()
         frame = self.frame()
         width, height = self._size_now or self.size
         places = arrange(width, height, frame)
@@ -191,6 +180,9 @@ class PagedTop(App[int]):
         by_name = {
             place.name if place.name in self._panels else place.name.split("-")[0]: place for place in self._places
         }
+        for name in by_name.keys() - self._panels.keys():  # of a kind of screen that was not shown yet
+            self._panels[name] = Panel(name, self.look)
+            self.screen_stack[0].mount(self._panels[name])
         for name, panel in self._panels.items():
             panel.put(by_name.get(name))
         self.screen_stack[0].query_one(TooSmall).display = width < MIN_WIDTH or height < MIN_HEIGHT
@@ -198,51 +190,13 @@ class PagedTop(App[int]):
     def _paint_background(self) -> None:
         self.screen_stack[0].styles.background = self.look.background or "ansi_default"
 
-    def _suggestions(self, view: View | None) -> tuple[Suggestion, ...]:
-        """Advice, looked for once a second of the engine's clock and only at the newest record."""
-        if view is None or self.session.player is not None or self.scrub.seq is not None:
-            return ()
-        asked = (int(view.now), view.control)
-        if asked != self._advised:
-            self._advised = asked
-            self._advice = advise(view, tried=[made.after for made in self.operator.tried])
-        return self._advice
-
-    def _story(self, view: View | None) -> tuple[tuple[int, str], ...]:
-        """What the last kept records tell of the block that is inspected; read anew once a second at most."""
-        focus, feed = self.focus_now, self.session.feed
-        if view is None or feed is None or focus.panel != "blocks" or not focus.inspecting or focus.map.block is None:
-            return ()
-        asked = (focus.map.block, int(view.now), self.scrub.seq)
-        if asked != self._story_of[0]:
-            records = feed.tape.records(max(feed.tape.first, view.seq - STORY_RECORDS), view.seq)
-            events = block_events(records, focus.map.block, view.engine.block_size)
-            self._story_of = (asked, tuple(events))
-        return self._story_of[1]
-
-    async def _read_texts(self) -> None:
-        """Ask for the texts of what the inspector shows, and of the prefixes that the sharing panel lists."""
-        focus = self.focus_now
-        live = self.scrub.seq is None and self.session.player is None
-        request = block = None
-        wanted: dict[int, int] = {}
-        view = self.session.view() if live and focus.panel == "sharing" else None
-        if view is not None:
-            tree = tree_of(view)
-            shown = tree.visible(focus.sharing.closed)[focus.sharing.top :][:TEXT_ROWS]
-            wanted = {at: int(view.blocks.changed[at]) for at in tree.blocks[tree.starts[shown]].tolist()}
-            at = tree.index_of(focus.sharing.node) if focus.inspecting else None
-            block = tree.node(at).blocks[0] if at is not None else None
-        elif live and focus.inspecting:
-            request = focus.request if focus.panel == "requests" else None
-            block = focus.map.block if focus.panel == "blocks" else None
-        await self._texts.read(request, block)
-        await self._texts.glance(wanted)
+    async def _read(self) -> None:
+        await self.shown.read(self.focus_now)
 
     def say(self, text: str, bad: bool = False) -> None:
         """Put a notice on the last line for a while."""
         self._notice = (text, bad)
-        self._notice_until = self.session.clock() + NOTICE_SECONDS
+        self._notice_until = self.attached.clock() + NOTICE_SECONDS
         self.draw_soon()
 
     # Input
@@ -262,12 +216,14 @@ class PagedTop(App[int]):
 
     async def press(self, key: str) -> None:
         """What a key does, whoever pressed it: a hand, or the mouse on the key's name."""
+        frame = self.frame()
+        known = next((one for one in offered(frame) if key in one.keys.split(",")), None)
         if key in SCRUB and self.scrub.seq is not None:
             self.action_scrub(SCRUB[key])
-        elif key in _BY_KEY:
-            await self.run_action(_BY_KEY[key].action)
+        elif known is not None:
+            await self.run_action(known.action)
         else:
-            await self.perform(dispatch.press(self.frame(), key, self._places))
+            await self.perform(dispatch.press(frame, key, self._places))
 
     async def on_panel_pointed(self, message: Panel.Pointed) -> None:
         place, x, y = message.place, message.x, message.y
@@ -279,7 +235,7 @@ class PagedTop(App[int]):
             await self.perform(dispatch.seek(self.frame(), x, place.width))
         elif place.name in ("header", "footer", "help"):
             shown = dispatch.key_at(self._panels[place.name].line(y), x)
-            key = next((known for known in GLOBAL if shown and shown in known.shown.split()), None)
+            key = next((known for known in offered(self.frame()) if shown and shown in known.shown.split()), None)
             if key is not None:
                 await self.press(key.keys.split(",")[0])
         elif place.name not in OVERLAYS:
@@ -306,6 +262,8 @@ class PagedTop(App[int]):
                 self._follow()
             case commands.Replay(action, speed):
                 self.run_worker(self._replay(action, speed), group="control")
+            case commands.Open(server):
+                await self._open(server)
             case commands.Ask():
                 await self._ask(reaction)
             case commands.Say(text, bad):
@@ -362,27 +320,49 @@ class PagedTop(App[int]):
     def action_expand(self) -> None:
         self._look_at(expanded=not self.focus_now.expanded)
 
-    def action_panel(self, name: PanelName) -> None:
+    def action_panel(self, number: int) -> None:
         """To a panel; to the one in front again: over the whole screen, and back."""
+        name = self._set.names[number - 1]
         if self.focus_now.panel == name:
             self.action_expand()
         else:
             self._look_at(panel=name)
 
     def action_next_panel(self, by: int) -> None:
-        self._look_at(panel=dispatch.neighbour(self.focus_now.panel, by))
+        self._look_at(panel=dispatch.neighbour(self.focus_now.panel, by, self._set.names))
 
     async def action_back(self) -> None:
-        out = dispatch.back(self.focus_now)
+        out = dispatch.back(self.focus_now, self._set.kind)
         if out is not None:
             self.focus_now = out
         elif self.scrub.seq is not None:
             self.action_pause()
+        elif self.attached.back:
+            await self._leave()
         self.draw_soon()
 
+    async def _open(self, server: str) -> None:
+        """One server alone; the table is left as it is."""
+        self._left = self.focus_now
+        await self.attached.open(server)
+        self.focus_now = FIRST_FOCUS.but(ledgers=self.focus_now.ledgers)
+
+    async def _leave(self) -> None:
+        """Back to the table, as it was left."""
+        await self.attached.leave()
+        self.focus_now = (self._left or FIRST_FOCUS).but(ledgers=self.focus_now.ledgers)
+        self._left = None
+
+    @property
+    def _set(self) -> sets.PanelSet:
+        return sets.of_kind(self.shown.kind)
+
     async def action_filter(self) -> None:
-        self._look_at(panel="requests")
-        await self._ask(commands.Ask("filter", "filter", self.focus_now.requests.filter))
+        """Of requests, or of servers."""
+        panel = "fleet" if self._set.kind == "fleet" else "requests"
+        self._look_at(panel=panel)
+        focus = self.focus_now.fleet if panel == "fleet" else self.focus_now.requests
+        await self._ask(commands.Ask("filter", "filter", focus.filter))
 
     def action_theme(self) -> None:
         """The next theme."""
@@ -459,10 +439,10 @@ class PagedTop(App[int]):
         """Apply the first suggestion; `u` takes it back."""
         if not self.operator.able():
             return
-        if not self._advice:
+        if not self.steps.advice:
             self.say("there is no advice now", bad=True)
             return
-        self.run_worker(self.operator.change(dict(self._advice[0].changes)), group="control")
+        self.run_worker(self.operator.change(dict(self.steps.advice[0].changes)), group="control")
 
     def action_undo(self) -> None:
         self.run_worker(self.operator.undo(), group="control")
@@ -479,8 +459,10 @@ class PagedTop(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Any:
         """The command palette: every key by what it does, and the themes."""
-        for key in GLOBAL:
-            if not (key.sends and self.operator.readonly) and key.action != "command_palette":
+        frame = self.frame()
+        for key in offered(frame):
+            idle = key.replays and frame.status.playing is None
+            if not idle and not (key.sends and frame.status.readonly) and key.action != "command_palette":
                 yield SystemCommand(f"{key.does} ({key.shown})", f"the key {key.shown}", self._runner(key.keys))
         for name in THEMES:
             yield SystemCommand(f"theme {name}", "colours of the screen", self._themer(name))

@@ -59,7 +59,14 @@ class Say:
     bad: bool = False
 
 
-Command = Change | Undo | Cancel | Seek | Replay | Ask | Say
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Show one server of a fleet alone, by its name."""
+
+    server: str
+
+
+Command = Change | Undo | Cancel | Seek | Replay | Ask | Say | Open
 Reaction = Focus | Command | None  # None: the key or the place means nothing here
 
 

@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tui.commands import Reaction, Say, Seek
-from tui.focus import PANELS, Focus, PanelName
-from tui.panels import scrub
+from tui.focus import PANELS, FleetFocus, Focus, ServerFocus
+from tui.panels import scrub, sets
 from tui.panels.line import Line
-from tui.panels.modules import MODULES
 from tui.scene import Place, owner
-from tui.view import Frame
+from tui.view import Frame, Kind
 
 PANEL_KEYS = ("up", "down", "left", "right", "pageup", "pagedown", "home", "end", "enter")
 OVERLAY_STEP = 3  # lines that J, K and the wheel scroll
 
 
-def place_of(panel: PanelName, places: Sequence[Place]) -> Place | None:
+def place_of(panel: str, places: Sequence[Place]) -> Place | None:
     """The largest place of a panel."""
-    own = [place for place in places if owner(place.name) == panel]
+    own = [place for place in places if owner(place.name, (panel,)) == panel]
     return max(own, key=lambda place: place.width * place.height, default=None)
 
 
@@ -32,25 +31,25 @@ def press(frame: Frame, key: str, places: Sequence[Place]) -> Reaction:
         lines = 10 if key.startswith("page") else 1
         return scrolled(focus, lines if key.endswith("down") else -lines)
     place = place_of(focus.panel, places)
-    handle = getattr(MODULES[focus.panel], "press", None)
+    handle = getattr(sets.of(frame).modules[focus.panel], "press", None)
     if place is None or handle is None:
         return None
-    if frame.view is None and key in PANEL_KEYS:
+    if frame.kind == "steps" and frame.view is None and key in PANEL_KEYS:
         return Say("nothing was heard of an engine yet", bad=True)
     reaction: Reaction = handle(frame, key, place.width, place.height)
-    if _stands_in(place) and isinstance(reaction, Focus) and not reaction.inspecting:
+    if _stands_in(frame, place) and isinstance(reaction, Focus) and not reaction.inspecting:
         reaction = reaction.but(expanded=True)  # what it changes is not seen in what stands in for it
     return _settled(focus, reaction)
 
 
 def point(frame: Frame, place: Place, x: int, y: int) -> Reaction:
     """A click at a cell of a panel: it comes to the front too. What stands in for a panel leads to it."""
-    panel = owner(place.name)
+    panel = owner(place.name, sets.of(frame).names)
     if panel is None:
         return None
-    handle = getattr(MODULES[panel], "point", None)
+    handle = getattr(sets.of(frame).modules[panel], "point", None)
     front = frame.focus.but(panel=panel)
-    if _stands_in(place):
+    if _stands_in(frame, place):
         return front.but(expanded=frame.focus.panel == panel)
     reaction = handle(replace(frame, focus=front), x, y, place.width, place.height) if handle else None
     return _settled(frame.focus, reaction) if reaction is not None else front
@@ -58,8 +57,8 @@ def point(frame: Frame, place: Place, x: int, y: int) -> Reaction:
 
 def hover(frame: Frame, place: Place, x: int, y: int) -> Reaction:
     """The mouse over a cell, where that means something."""
-    panel = owner(place.name)
-    handle = getattr(MODULES[panel], "hover", None) if panel else None
+    panel = owner(place.name, sets.of(frame).names)
+    handle = getattr(sets.of(frame).modules[panel], "hover", None) if panel else None
     reaction: Reaction = handle(frame, x, y, place.width, place.height) if handle else None
     return reaction
 
@@ -68,8 +67,9 @@ def wheel(frame: Frame, place: Place, x: int, y: int, up: bool) -> Reaction:
     """A turn of the wheel: overlays scroll, panels do what they do."""
     if place.name in ("help", "inspect"):
         return scrolled(frame.focus, -OVERLAY_STEP if up else OVERLAY_STEP)
-    panel = owner(place.name)
-    handle = getattr(MODULES[panel], "wheel", None) if panel and not _stands_in(place) else None
+    panel = owner(place.name, sets.of(frame).names)
+    is_panel = panel is not None and not _stands_in(frame, place)
+    handle = getattr(sets.of(frame).modules[panel], "wheel", None) if panel and is_panel else None
     reaction: Reaction = handle(frame, x, y, up, place.width, place.height) if handle else None
     return reaction
 
@@ -84,12 +84,12 @@ def seek(frame: Frame, x: int, width: int) -> Seek | None:
 
 def answered(frame: Frame, what: str, text: str) -> Reaction:
     """The answer to what the panel in front has asked."""
-    handle = getattr(MODULES[frame.focus.panel], "answer", None)
+    handle = getattr(sets.of(frame).modules[frame.focus.panel], "answer", None)
     reaction: Reaction = handle(frame, what, text) if handle else None
     return reaction
 
 
-def back(focus: Focus) -> Focus | None:
+def back(focus: Focus, kind: Kind = "steps") -> Focus | None:
     """One step out: the overlay, the large panel, then what is selected. None: nothing is left to leave."""
     if focus.helping:
         return focus.but(helping=False, help_top=0)
@@ -97,15 +97,21 @@ def back(focus: Focus) -> Focus | None:
         return focus.but(inspecting=False, inspect_top=0)
     if focus.expanded:
         return focus.but(expanded=False)
+    if kind == "fleet":
+        cleared = focus.but(fleet=FleetFocus(sort=focus.fleet.sort, descending=focus.fleet.descending))
+        return cleared if cleared != focus else None
     if focus.panel in ("requests", "control"):
         return focus.but(panel="blocks")
+    if kind == "server":
+        cleared = focus.but(server=ServerFocus())
+        return cleared if cleared != focus else None
     cleared = Focus(panel=focus.panel, ledgers=focus.ledgers, map=replace(focus.map, block=None))
     return cleared if cleared != focus else None
 
 
-def neighbour(panel: PanelName, by: int) -> PanelName:
+def neighbour(panel: str, by: int, panels: Sequence[str] = PANELS) -> str:
     """The panel `by` places further, round and round."""
-    return PANELS[(PANELS.index(panel) + by) % len(PANELS)]
+    return panels[(panels.index(panel) + by) % len(panels)]
 
 
 def scrolled(focus: Focus, lines: int) -> Focus:
@@ -129,9 +135,9 @@ def key_at(line: Line, x: int) -> str | None:
     return None
 
 
-def _stands_in(place: Place) -> bool:
+def _stands_in(frame: Frame, place: Place) -> bool:
     """Whether it shows a part of its panel in short, as waste and speed do of the ledgers."""
-    return place.name.split("-")[0] not in MODULES
+    return place.name.split("-")[0] not in sets.of(frame).modules
 
 
 def _settled(focus: Focus, reaction: Reaction) -> Reaction:

@@ -110,11 +110,12 @@ class ServerFocus:
 class Focus:
     """`expanded`: the panel in front has the whole screen. `inspecting`: its selection is told in an overlay.
 
-    `request` is selected in all panels at once: its blocks are lit in the map, its lane in the batch.
+    `panel` is one of `PANELS`, or of another kind of screen. `request` is selected in all panels at once: its blocks
+    are lit in the map, its lane in the batch.
     `inspect_top` and `help_top` are the first lines shown of these overlays.
     """
 
-    panel: PanelName = "blocks"
+    panel: str = "blocks"
     expanded: bool = False
     inspecting: bool = False
     inspect_top: int = 0

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tui.controls import KEYED, NUMBERS
 from tui.focus import PANELS
+from tui.panels import sets
 from tui.panels.modules import TITLES
+from tui.view import Frame, Kind
 
 Group = Literal["screen", "time", "engine"]
+EVERYWHERE: tuple[Kind, ...] = ("steps", "server", "fleet")
+PANELLED: tuple[Kind, ...] = ("steps", "server")  # several panels side by side
+SERVERS: tuple[Kind, ...] = ("server", "fleet")
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalKey:
-    """`keys` as Textual names them, `shown` as a person does; `action` is a method of the app."""
+    """`keys` as Textual names them, `shown` as a person does; `action` is a method of the app.
+
+    `on`: the kinds of screen on which it means something.
+    """
 
     keys: str
     shown: str
@@ -24,6 +33,7 @@ class GlobalKey:
     brief: str = ""  # in the footer
     sends: bool = False  # changes the engine: not with --readonly
     replays: bool = False  # only over a recording
+    on: tuple[Kind, ...] = EVERYWHERE
 
 
 GLOBAL: tuple[GlobalKey, ...] = (
@@ -31,38 +41,83 @@ GLOBAL: tuple[GlobalKey, ...] = (
     GlobalKey("question_mark,h,f1", "? h F1", "help", "help", "screen", "help"),
     GlobalKey("space,p", "space p", "pause", "freeze the view; the feed goes on", "time", "pause"),
     *(
-        GlobalKey(str(number), str(number), f"panel('{name}')", f"{TITLES[name]}", "screen")
+        GlobalKey(str(number), str(number), f"panel({number})", TITLES[name], "screen", on=PANELLED)
         for number, name in enumerate(PANELS, 1)
     ),
-    GlobalKey("tab", "tab", "next_panel(1)", "the next panel", "screen"),
-    GlobalKey("shift+tab", "shift+tab", "next_panel(-1)", "the panel before", "screen"),
-    GlobalKey("e", "e", "expand", "the panel in front large, and back", "screen", "expand"),
+    GlobalKey("tab", "tab", "next_panel(1)", "the next panel", "screen", on=PANELLED),
+    GlobalKey("shift+tab", "shift+tab", "next_panel(-1)", "the panel before", "screen", on=PANELLED),
+    GlobalKey("e", "e", "expand", "the panel in front large, and back", "screen", "expand", on=PANELLED),
     GlobalKey("i", "i", "inspect", "tell what is selected", "screen", "inspect"),
     GlobalKey("escape", "esc", "back", "leave an overlay, a large panel, what is selected, a pause", "screen"),
-    GlobalKey("slash", "/", "filter", "show only some requests", "screen", "filter"),
+    GlobalKey("slash", "/", "filter", "show only some requests", "screen", "filter", on=("steps",)),
+    GlobalKey("slash", "/", "filter", "show only some servers", "screen", "filter", on=("fleet",)),
     GlobalKey("T", "T", "theme", "the next theme", "screen"),
     GlobalKey("left_parenthesis", "(", "frames(0.5)", "fewer frames a second", "screen"),
     GlobalKey("right_parenthesis", ")", "frames(2.0)", "more frames a second", "screen"),
     GlobalKey("ctrl+p", "ctrl+p", "command_palette", "every command by name", "screen"),
-    GlobalKey("comma", ",", "scrub(-1)", "one record back; while paused left too, shift+left ten", "time"),
-    GlobalKey("full_stop", ".", "scrub(1)", "one record on; while paused right too, shift+right ten", "time"),
+    GlobalKey(
+        "comma", ",", "scrub(-1)", "one record back; while paused left too, shift+left ten", "time", on=("steps",)
+    ),
+    GlobalKey(
+        "full_stop", ".", "scrub(1)", "one record on; while paused right too, shift+right ten", "time", on=("steps",)
+    ),
+    GlobalKey("comma", ",", "scrub(-1)", "one look back; while paused left too, shift+left ten", "time", on=SERVERS),
+    GlobalKey("full_stop", ".", "scrub(1)", "one look on; while paused right too, shift+right ten", "time", on=SERVERS),
     GlobalKey("n", "n", "event(1)", "to the next event", "time"),
     GlobalKey("N", "N", "event(-1)", "to the event before", "time"),
-    GlobalKey("g", "g", "goto", "to a step by its number", "time"),
+    GlobalKey("g", "g", "goto", "to a step by its number", "time", on=("steps",)),
     GlobalKey("left_square_bracket", "[", "speed(0.5)", "play half as fast", "time", replays=True),
     GlobalKey("right_square_bracket", "]", "speed(2.0)", "play twice as fast", "time", replays=True),
     GlobalKey("r", "r", "record", "record to a file, and stop", "time", "record"),
     *(
-        GlobalKey(keyed.key, keyed.key, f"switch('{keyed.field}')", keyed.name, "engine", keyed.short, sends=True)
+        GlobalKey(
+            keyed.key,
+            keyed.key,
+            f"switch('{keyed.field}')",
+            keyed.name,
+            "engine",
+            keyed.short,
+            sends=True,
+            on=("steps",),
+        )
         for keyed in KEYED
     ),
     *(
-        GlobalKey(number.key, number.key, f"ask_control('{field}')", number.name, "engine", number.short, sends=True)
+        GlobalKey(
+            number.key,
+            number.key,
+            f"ask_control('{field}')",
+            number.name,
+            "engine",
+            number.short,
+            sends=True,
+            on=("steps",),
+        )
         for field, number in NUMBERS.items()
         if number.key
     ),
-    GlobalKey("y", "y", "try_advice", "try the first advice", "engine", "try", sends=True),
-    GlobalKey("u", "u", "undo", "take the last change back", "engine", "undo", sends=True),
-    GlobalKey("R", "R", "replay", "start or stop a replay", "engine", sends=True),
+    GlobalKey("y", "y", "try_advice", "try the first advice", "engine", "try", sends=True, on=("steps",)),
+    GlobalKey("u", "u", "undo", "take the last change back", "engine", "undo", sends=True, on=("steps",)),
+    GlobalKey("R", "R", "replay", "start or stop a replay", "engine", sends=True, on=("steps",)),
 )
 SCRUB = {"left": -1, "right": 1, "shift+left": -10, "shift+right": 10}
+
+
+def offered(frame: Frame) -> tuple[GlobalKey, ...]:
+    """Those that mean something on this screen, told as they are meant there."""
+    return tuple(_offered(frame))
+
+
+def _offered(frame: Frame) -> Iterator[GlobalKey]:
+    panels = sets.of(frame)
+    for key in GLOBAL:
+        if panels.kind not in key.on:
+            continue
+        if key.action.startswith("panel("):
+            number = int(key.keys)
+            if number <= len(panels.names):
+                yield replace(key, does=panels.titles[panels.names[number - 1]])
+        elif key.action == "back" and frame.status.back:
+            yield replace(key, does=f"{key.does}; at last back to {frame.status.back}")
+        else:
+            yield key

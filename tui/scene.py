@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
 from tui.figures import NOT_MEASURED
-from tui.focus import PanelName
+from tui.focus import PANELS as STEP_PANELS
 from tui.look import ASCII, Look
 from tui.panels import (
     batch,
@@ -22,13 +22,13 @@ from tui.panels import (
     loads,
     requests,
     scrub,
+    sets,
     sharing,
     speed,
     waste,
 )
 from tui.panels import help as help_panel
 from tui.panels.line import Line, fit
-from tui.panels.modules import MODULES
 from tui.view import Frame
 
 MIN_WIDTH, MIN_HEIGHT = 40, 12
@@ -69,11 +69,11 @@ PANELS: dict[str, Draw] = {
 OVERLAYS = ("help", "inspect")
 
 
-def owner(place: str) -> PanelName | None:
-    """The panel that the keys and clicks of a place belong to."""
+def owner(place: str, panels: Collection[str] = STEP_PANELS) -> str | None:
+    """The one of these panels that the keys and clicks of a place belong to."""
     name = place.split("-")[0]
     name = "ledgers" if name in ("waste", "speed") else name
-    return next((panel for panel in MODULES if panel == name), None)
+    return name if name in panels else None
 
 
 def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
@@ -85,12 +85,15 @@ def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
     """
     if width < MIN_WIDTH or height < MIN_HEIGHT:
         return ()
+    frame = sets.settled(frame)
     focus, blocks = frame.focus, len(frame.view.blocks) if frame.view else 0
     low = 2 if scrub.wanted(frame) else 1
     ends = [Place("header", 0, 0, width, 2), Place("footer", 0, height - 1, width, 1)]
     if low == 2:
         ends.append(Place("scrub", 0, height - 2, width, 1))
     top, body = 2, height - 2 - low
+    if frame.kind != "steps":
+        return (*ends, *_of_servers(frame, width, top, body), *_overlays(frame, width, top, body))
     if told := _told(frame, width, body, blocks):
         body -= told
         ends.append(Place("loads", 0, top + body, width, told))
@@ -98,6 +101,17 @@ def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
     if focus.expanded or focus.panel not in {owner(place.name) for place in places}:
         places = (Place(focus.panel, 0, top, width, body),)
     return (*ends, *places, *_overlays(frame, width, top, body))
+
+
+def _of_servers(frame: Frame, width: int, top: int, body: int) -> tuple[Place, ...]:
+    """The table of a fleet has the whole screen; the panels of one server are side by side."""
+    focus = frame.focus
+    if frame.kind == "fleet":
+        return (Place("fleet", 0, top, width, body),)
+    places = _dashboard(width, top, body, 0)
+    if focus.expanded or focus.panel not in {owner(place.name, sets.of(frame).names) for place in places}:
+        places = (Place(focus.panel, 0, top, width, body),)
+    return places
 
 
 def _told(frame: Frame, width: int, body: int, blocks: int) -> int:
@@ -202,16 +216,20 @@ def too_small(width: int, height: int) -> list[Line]:
 
 def panel(name: str, frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     """One panel's lines; in ASCII where that was asked for, figures and names from outside included."""
-    lines = PANELS[name](frame, width, height, look)
+    lines = (sets.of(frame).draws.get(name) or PANELS[name])(frame, width, height, look)
     return [[(_ascii(text), role) for text, role in line] for line in lines] if look.glyphs.ascii else lines
 
 
 def _ascii(text: str) -> str:
-    return text if text.isascii() else text.replace(NOT_MEASURED, ASCII.dash).encode("ascii", "replace").decode()
+    """Each character by one that is as wide."""
+    if text.isascii():
+        return text
+    return text.replace(NOT_MEASURED, ASCII.dash).replace("≤ ", "<=").encode("ascii", "replace").decode()
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     """The whole screen: exactly `height` lines of `width` cells."""
+    frame = sets.settled(frame)
     places = arrange(width, height, frame)
     if not places:
         return [fit(line, width) for line in too_small(width, height)]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Phase = Literal["starting", "connecting", "live", "reconnecting", "down", "locked", "foreign", "ended"]
 
+Kind = Literal["steps", "server", "fleet"]  # of screen
+
 VIEW_STEPS = 400  # columns of the batch timeline that a view carries
 RATE_WINDOW = 5.0  # seconds over which "now" is averaged
 COPIES_SHOWN = 0.5  # seconds for which copied blocks stay marked; those of the last step do until the next
@@ -85,7 +87,8 @@ class Playing:
 class Status:
     """What the screen says about itself. `past` is set while the view is frozen, `playing` over a recording.
 
-    `recording` is what is being written to a file, in words.
+    `recording` is what is being written to a file, in words. `back`: where escape leads when there is nothing else to
+    leave; empty: nowhere.
     """
 
     link: Link
@@ -98,6 +101,7 @@ class Status:
     notice_bad: bool = False
     replay: str = ""
     log: tuple[str, ...] = ()
+    back: str = ""
 
     @property
     def fixed(self) -> str:
@@ -154,6 +158,10 @@ class Frame:
     loads: tuple[LiveLoad, ...] = ()
     server: ServerView | None = None
     fleet: FleetView | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "fleet" if self.fleet is not None else "server" if self.server is not None else "steps"
 
     @property
     def unread(self) -> str:

@@ -1,4 +1,4 @@
-"""Every key that works everywhere, pressed in the running app."""
+"""Every key of a step stream's screen that works in all its panels, pressed in the running app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tui.focus import PANELS
 from tui.keys import GLOBAL, SCRUB
 from tui.themes import THEMES
 
-SENDING = {name for key in GLOBAL if key.sends for name in key.keys.split(",")}
+STEPS = tuple(key for key in GLOBAL if "steps" in key.on)
+SENDING = {name for key in STEPS if key.sends for name in key.keys.split(",")}
 CASES = {}
 
 
@@ -305,7 +306,7 @@ async def asks_for_a_number(screen, key):
 
 @case("y")
 async def tries_advice(screen, key):
-    screen.app._advice, screen.app._advised = (), advised(screen)
+    screen.app.steps.advice, screen.app.steps.advised = (), advised(screen)
     await screen.press(key)
     assert changes(screen) == []
     assert "there is no advice now" in screen.text("footer")
@@ -349,17 +350,21 @@ def advised(screen):
 
 
 def give_advice(screen):
-    screen.app._advice = (Suggestion({"max_num_seqs": 5}, "five are enough", ("5 of 5",), "the same with less"),)
-    screen.app._advised = advised(screen)
+    screen.app.steps.advice = (Suggestion({"max_num_seqs": 5}, "five are enough", ("5 of 5",), "the same with less"),)
+    screen.app.steps.advised = advised(screen)
     screen.app.draw_frame()
 
 
-NAMES = [(name, key) for key in GLOBAL for name in key.keys.split(",")]
+NAMES = [(name, key) for key in STEPS for name in key.keys.split(",")]
 
 
-def test_every_key_has_a_case_and_no_two_do_different_things():
-    names = [name for name, _ in NAMES]
-    assert set(CASES) == set(names)
+def test_every_key_has_a_case():
+    assert set(CASES) == {name for name, _ in NAMES}
+
+
+@pytest.mark.parametrize("kind", ["steps", "server", "fleet"])
+def test_no_key_does_two_things_on_one_screen(kind):
+    names = [name for key in GLOBAL if kind in key.on for name in key.keys.split(",")]
     assert len(names) == len(set(names))
 
 

@@ -114,8 +114,10 @@ async def test_readonly_sends_nothing_whatever_is_pressed(running, panel):
 
         screen.app.session.steer_replay = steer
         view = screen.app.session.view()
-        screen.app._advice = (Suggestion({"max_num_seqs": 5}, "five are enough", ("5 of 5",), "the same with less"),)
-        screen.app._advised = (int(view.now), view.control)
+        screen.app.steps.advice = (
+            Suggestion({"max_num_seqs": 5}, "five are enough", ("5 of 5",), "the same with less"),
+        )
+        screen.app.steps.advised = (int(view.now), view.control)
         rows = range(14) if panel == "control" else range(1)
         for row in rows:
             for key in every_key() if row == 0 else ("enter", "plus", "minus", "y", "u", "x"):

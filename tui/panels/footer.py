@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tui.keys import GLOBAL
+from tui.keys import offered
 from tui.look import Look
+from tui.panels import sets
 from tui.panels.line import Line, clean, cut, join, length, spread
-from tui.panels.modules import MODULES
 from tui.view import Frame
 
 
@@ -28,16 +28,17 @@ def _parts(frame: Frame) -> list[Line]:
     status = frame.status
     still = status.past is not None or (status.playing is not None and not status.playing.running)
     names = {"pause": "go on" if still else "pause"}
-    able = [key for key in GLOBAL if key.brief and not (key.sends and status.fixed)]
+    able = [key for key in offered(frame) if key.brief and not (key.sends and status.fixed)]
     reserved = frame.view is not None and frame.view.control.allocation == "reserved"
     able = [key for key in able if reserved or key.action != "switch('reserved_fit')"]
-    own = MODULES[frame.focus.panel].KEYS[:3]
-    parts: list[Line] = [_part(key.shown.split()[0], names.get(key.brief, key.brief)) for key in able[:4]]
+    own = sets.of(frame).modules[frame.focus.panel].KEYS[:3]
+    parts: list[Line] = [_part("esc", status.back)] if status.back else []
+    parts += [_part(key.shown.split()[0], names.get(key.brief, key.brief)) for key in able[:4]]
     if status.playing is not None:
         parts += [_part("[ ]", "speed"), _part(". n", "step, event")]
-    elif status.fixed:
+    elif status.fixed and frame.kind == "steps":
         parts.append([(status.fixed, "dim")])
-    if frame.focus.expanded:
+    if frame.focus.expanded or frame.kind == "fleet":
         parts += [_part(key.keys, key.does) for key in own]
     return parts + [_part(key.shown.split()[0], key.brief) for key in able[4:]]
 

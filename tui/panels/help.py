@@ -6,32 +6,52 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from tui import controls
-from tui.keys import GLOBAL, GlobalKey
+from tui.keys import GlobalKey, offered
 from tui.look import Look
-from tui.panels import block_map
+from tui.panels import block_map, sets
 from tui.panels.line import Line, box, fit
-from tui.panels.modules import MODULES, TITLES
 from tui.view import Frame
 
 _GROUPS = {"screen": "the screen", "time": "time", "engine": "the engine"}
 _COLUMN = 44  # cells of a column
 _KEY = 12  # cells of a key or a glyph, before what it means
+_NOTES = (
+    "A colour is a request, the same in the map and in the batch.",
+    "— was not measured.",
+    "The mouse: click selects, the wheel scrolls or zooms; keys can be clicked.",
+    "Client: what a load generator measured itself, from sent or from due, when the trace says to send.",
+    "Events: switches, preemptions, copies, gaps, a cleared cache, faults, requests that failed.",
+)
+_SERVER_NOTES = (
+    "— is not told by that server, or nothing came in that time.",
+    "≤ 250 ms: servers tell quantiles as buckets; this one is at most its bucket's bound.",
+    "What is dim is of then: that server does not tell now. It is in no total.",
+    "KV is weighted by capacity, and has no total where one capacity is not known. Rates are added up.",
+    "~ is an estimate.",
+    "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
+    "Events: restarts, another server at that address, no answer and again one, missed KV events.",
+)
 
 
 def lines(frame: Frame, width: int, look: Look) -> list[Line]:
     """Everything, in as many columns as fit."""
-    panel, columns = frame.focus.panel, max(1, width // _COLUMN)
+    panels, columns = sets.of(frame), max(1, width // _COLUMN)
+    panel = frame.focus.panel
     cells = width // columns - 1  # the last one parts it from the next column
-    here = [(key.keys, "key", key.does) for key in MODULES[panel].KEYS]
-    sections = [_section(f"in {TITLES[panel]}", here, cells)]
+    here = [(key.keys, "key", key.does) for key in panels.modules[panel].KEYS]
+    sections = [_section(f"in {panels.titles[panel]}", here, cells)]
+    offers = offered(frame)
     for group, name in _GROUPS.items():
-        if group == "engine" and frame.status.fixed:
+        keys = [key for key in offers if key.group == group and (frame.status.playing or not key.replays)]
+        if group == "engine" and keys and frame.status.fixed:
             sections.append([[(" the engine", "title")], [(f" {frame.status.fixed}", "dim")]])
-            continue
-        keys = [key for key in GLOBAL if key.group == group and (frame.status.playing or not key.replays)]
-        sections.append(_section(name, [(key.shown, "key", _does(key)) for key in keys], cells))
-    sections.append(_section("the map", block_map.legend(look), cells))
-    sections += [_section("the batch", _batch(look), cells), _notes(look, cells)]
+        elif keys:
+            sections.append(_section(name, [(key.shown, "key", _does(key)) for key in keys], cells))
+    if frame.kind == "steps":
+        sections.append(_section("the map", block_map.legend(look), cells))
+        sections += [_section("the batch", _batch(look), cells), _notes(_NOTES, look, cells)]
+    else:
+        sections.append(_notes(_SERVER_NOTES, look, cells))
     return _columns(sections, columns, width // columns)
 
 
@@ -78,14 +98,8 @@ def _batch(look: Look) -> list[tuple[str, str, str]]:
     ]
 
 
-def _notes(look: Look, cells: int) -> list[Line]:
-    texts = (
-        "A colour is a request, the same in the map and in the batch.",
-        f"{look.glyphs.dash} was not measured.",
-        "The mouse: click selects, the wheel scrolls or zooms; keys can be clicked.",
-        "Client: what a load generator measured itself, from sent or from due, when the trace says to send.",
-        "Events: switches, preemptions, copies, gaps, a cleared cache, faults, requests that failed.",
-    )
+def _notes(texts: Sequence[str], look: Look, cells: int) -> list[Line]:
+    texts = [text.replace("—", look.glyphs.dash) for text in texts]
     return [[(" notes", "title")], *([(f" {line}", "dim")] for text in texts for line in wrap(text, cells - 1))]
 
 

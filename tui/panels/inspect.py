@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tui.look import Look
-from tui.panels import modules
+from tui.panels import sets
 from tui.panels.line import Line, box
 from tui.view import Frame
 
@@ -20,8 +20,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
 
 def details(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
     """Title and lines of what is selected."""
-    detail = getattr(modules.MODULES[frame.focus.panel], "detail", None)
-    if detail is None or frame.view is None:
+    detail = getattr(sets.of(frame).modules[frame.focus.panel], "detail", None)
+    if detail is None or (frame.kind == "steps" and frame.view is None):
         return frame.focus.panel, [[(" nothing to inspect here", "dim")]]
     title, lines = detail(frame, inner, look)
     return title, lines

@@ -1,0 +1,380 @@
+"""Every server of a fleet in a table that is sorted and filtered by choice, and what all do together that tell now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tui import figures
+from tui.commands import Ask, Key, Open, Reaction, Say
+from tui.focus import FleetFocus, Focus
+from tui.look import Look
+from tui.panels.fleet_columns import (
+    BY_NAME,
+    COLUMNS,
+    PHASES,
+    ROLES,
+    SORTS,
+    Column,
+    Value,
+    fitting,
+    ordered,
+    plot,
+    sorted_by,
+)
+from tui.panels.ledgers import WINDOWS
+from tui.panels.line import Line, box, clean, cut, join, length
+from tui.sources import fleet as figures_of
+from tui.sources.fleet import Row, Totals
+from tui.sources.view import FleetView
+from tui.view import Frame
+
+KEYS: tuple[Key, ...] = (
+    Key("enter", "this server alone"),
+    Key("up down", "select a server"),
+    Key("< >", "sort by another column"),
+    Key("I", "the other way round"),
+    Key("+ -", "over a longer or shorter time"),
+    Key("home end", "the first, the last"),
+)
+WHEEL_ROWS = 3
+ROOMY = 12  # lines from which on there is a rule above the totals, and a line for the server under the cursor
+TOTAL_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """`rows` are in the order shown; `drawn` of them from `top` on are. `plot`: cells of that behind the columns."""
+
+    columns: tuple[tuple[Column, int], ...]
+    plot: int
+    all: tuple[Row, ...]
+    rows: list[Row]
+    top: int
+    drawn: int
+    roomy: bool
+
+    @property
+    def shown(self) -> list[Row]:
+        return self.rows[self.top : self.top + self.drawn]
+
+    @property
+    def label(self) -> int:
+        """Cells before the first column of figures: what totals are of stands there."""
+        at = 1
+        for column, width in self.columns:
+            if not column.words:
+                break
+            at += width + 1
+        return at
+
+
+def _table(fleet: FleetView, focus: Focus, width: int, height: int) -> _Table:
+    every = figures_of.rows(fleet, focus.ledgers.window)
+    rows = ordered(every, focus.fleet)
+    inner, roomy = height - 2, height >= ROOMY
+    drawn = max(0, min(len(rows), inner - 1 - TOTAL_ROWS - (2 if roomy else 0)))
+    top = max(0, min(focus.fleet.top, len(rows) - drawn))
+    if focus.fleet.follow and drawn:
+        at = _at(rows, focus.fleet)
+        if at is not None:
+            top = min(max(top, at - drawn + 1), at)
+    columns, cells = fitting(width - 2)
+    return _Table(columns, cells, every, rows, top, drawn, roomy)
+
+
+def _at(rows: Sequence[Row], focus: FleetFocus) -> int | None:
+    """Where the cursor is among these; it begins at the first."""
+    if focus.row is None:
+        return 0 if rows else None
+    return next((index for index, row in enumerate(rows) if row.name == focus.row), None)
+
+
+def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
+    fleet, focus = frame.fleet, frame.focus
+    if fleet is None:
+        return box("fleet", [], [], width, height, look.glyphs, front=True)
+    table = _table(fleet, focus, width, height)
+    at = _at(table.rows, focus.fleet)
+    body = [_heads(table, focus, look), *_rows(table, at, look)]
+    if not table.rows:
+        wanted = clean(focus.fleet.filter)
+        body.append([(f' no server has "{wanted}": / changes that' if table.all else " no servers", "dim")])
+    lines = height - 2 - TOTAL_ROWS - (2 if table.roomy else 0)
+    body += [[] for _ in range(lines - len(body))]
+    if table.roomy:
+        body.append([(look.glyphs.rest * (width - 2), "border")])
+    body += _totals(table, width - 2, look)
+    if table.roomy:
+        body.append(_told(table.rows[at], width - 2, look) if at is not None else [])
+    legend: Line = [(f" rates and quantiles of the last {_span(focus.ledgers.window)} ", "dim")]
+    return box(
+        _title(table, focus.fleet, width),
+        _phases(table, width - 50),
+        body,
+        width,
+        height,
+        look.glyphs,
+        bottom=legend,
+        bottom_right=[("≤ is a bucket's bound, never a guess within", "dim")] if width >= 110 else [],
+        front=True,
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _title(table: _Table, focus: FleetFocus, width: int) -> str:
+    """How many of how many, in which order, and of which kind."""
+    count, name = len(table.rows), sorted_by(focus)
+    wanted = clean(focus.filter.strip())
+    by = name if name == "as named" else f"by {name}"
+    if width < 60:
+        return f"fleet {table.drawn:,}/{count:,} {by}" + (f" /{wanted}" if wanted else "")
+    order = {"as named": "the last first" if focus.descending else ""}.get(
+        name, "falling" if focus.descending else "rising"
+    )
+    kind = f' with "{wanted}", {len(table.all):,} in all' if wanted else ""
+    return f"fleet, {table.drawn:,} of {count:,} shown{kind}, {by}" + (f", {order}" if order else "")
+
+
+def _phases(table: _Table, room: int) -> Line:
+    """How many servers are in each state."""
+    counts = Counter(row.server.link.phase for row in table.all)
+    parts: list[Line] = [
+        [(f"{counts[phase]:,}", "value"), (f" {phase}", ROLES.get(phase, "bad"))]
+        for phase in reversed(PHASES)
+        if counts[phase]
+    ]
+    line = join(parts, ("  ", "dim"), 200)
+    return line if length(line) <= room else []
+
+
+def _heads(table: _Table, focus: Focus, look: Look) -> Line:
+    """Names of the columns; a mark beside the one that is sorted by, which way it goes."""
+    mark = look.glyphs.down_open if focus.fleet.descending else "^"
+    line: Line = [(" ", "text")]
+    for column, width in table.columns:
+        chosen = column.name == sorted_by(focus.fleet)
+        text = column.head[: width - 1] + mark if chosen else column.head
+        line += [(_set(column, text, width), "selected" if chosen else "dim"), (" ", "text")]
+    if table.plot:
+        line.append((f" gener. tok/s, {_span(focus.ledgers.window)}"[: table.plot + 1], "dim"))
+    return line
+
+
+def _set(column: Column, text: str, width: int) -> str:
+    return f"{text[:width]:<{width}}" if column.words else f"{text[:width]:>{width}}"
+
+
+def _rows(table: _Table, at: int | None, look: Look) -> list[Line]:
+    out: list[Line] = []
+    for index, row in enumerate(table.shown, table.top):
+        chosen = index == at
+        line: Line = [(look.glyphs.right if chosen else " ", "selected")]
+        for column, width in table.columns:
+            value = column.value(row)
+            role = "selected" if chosen else _role(row, column, value)
+            line += [(_set(column, _fit(column, value, width, look), width), role), (" ", "text")]
+        if table.plot:
+            line += [(" ", "text"), (plot(row, table.plot, look), "speed" if row.tells else "dim")]
+        out.append(line)
+    return out
+
+
+def _fit(column: Column, value: Value, width: int, look: Look) -> str:
+    """Names differ at their ends as often as at their beginnings: what is left out is in the middle."""
+    text = column.text(value)
+    if len(text) <= width or column.name not in ("name", "model"):
+        return text
+    more = look.glyphs.more
+    tail = (width - len(more)) // 2
+    return text[: width - len(more) - tail] + more + text[len(text) - tail :]
+
+
+def _role(row: Row, column: Column, value: Value) -> str:
+    if column.name == "state":
+        return ROLES.get(row.server.link.phase, "bad")
+    if column.name == "name":
+        return "value" if row.tells else "dim"
+    if column.name == "restarts" and value:
+        return "warn"
+    return "dim" if value is None or not row.tells else "text"
+
+
+def _totals(table: _Table, inner: int, look: Look) -> list[Line]:
+    """What those do together that tell now, and under each figure how many do, where that is not all of them."""
+    totals = figures_of.totals(table.rows)
+    telling = [row for row in table.rows if row.tells]
+    label = table.label
+    sums: Line = [(f"{' total':<{label}}"[:label], "title")]
+    told: Line = [(f"{_of(totals, label - 1):<{label}}"[:label], "dim" if len(telling) == totals.servers else "warn")]
+    for column, width in table.columns:
+        if column.words:
+            continue
+        value = column.total(totals)
+        sums += [(_set(column, column.text(value), width), "dim" if value is None else "value"), (" ", "text")]
+        count = sum(column.value(row) is not None for row in telling)
+        told += [(_set(column, f"of {count}" if count < len(telling) else "", width), "dim"), (" ", "text")]
+    return [sums, told]
+
+
+def _of(totals: Totals, room: int) -> str:
+    """Of how many servers totals are: those that do not tell now have no part in them."""
+    count = len(totals.parts)
+    words = f" of {count:,} of {totals.servers:,}" if count < totals.servers else f" of all {totals.servers:,}"
+    return words + " that tell now" if len(words) + 14 <= room else words
+
+
+def _told(row: Row, inner: int, look: Look) -> Line:
+    """Where the server under the cursor is, and why it does not tell, where it does not."""
+    link = row.server.link
+    parts: list[Line] = [[(clean(row.name), "value")], [(clean(row.server.url), "dim")]]
+    if link.detail:
+        parts.insert(1, [(clean(link.detail), ROLES.get(link.phase, "bad") if link.phase != "live" else "dim")])
+    line: Line = [(" ", "text")]
+    for part in parts:
+        line += [*part, ("  ", "text")]
+    return cut(line, inner, look.glyphs.more)
+
+
+def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
+    """All about the server under the cursor."""
+    table = _table(frame.fleet, frame.focus, inner, ROOMY) if frame.fleet is not None else None
+    at = _at(table.rows, frame.focus.fleet) if table is not None else None
+    if table is None or at is None:
+        return "server", [[(" no server is selected", "dim")]]
+    row = table.rows[at]
+    server, link = row.server, row.server.link
+    about: list[tuple[str, str, str]] = [
+        ("address", clean(server.url), "text"),
+        ("kind", " ".join(filter(None, (server.kind or "not known yet", clean(server.version)))), "text"),
+        ("state", link.phase, ROLES.get(link.phase, "bad")),
+        ("why", clean(link.detail), "text"),
+        ("last heard", "never" if link.age is None else f"{figures.seconds(link.age)} ago", "text"),
+        ("models", ", ".join(map(clean, row.models)) or figures.NOT_MEASURED, "text"),
+        ("engines", figures.count(len(server.engines)) if server.engines else figures.NOT_MEASURED, "text"),
+    ]
+    lines: list[Line] = [
+        [(f" {name:<13}", "dim"), (value, role)] for name, value, role in about if value or name != "why"
+    ]
+    if not row.tells and row.measures is not None:
+        lines.append([(" these figures are of then, and in no total", "warn")])
+    lines.append([])
+    for column in COLUMNS:
+        if not column.words:
+            value = column.value(row)
+            lines.append([(f" {column.head:<13}", "dim"), (column.text(value), "dim" if value is None else "value")])
+    return clean(row.name), lines
+
+
+def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
+    fleet, focus = frame.fleet, frame.focus
+    if fleet is None:
+        return None
+    match key:
+        case "up" | "down" | "pageup" | "pagedown" | "home" | "end":
+            return _move(_table(fleet, focus, width, height), focus, key)
+        case "less_than_sign" | "<":
+            return _sort_beside(focus, width, -1)
+        case "greater_than_sign" | ">":
+            return _sort_beside(focus, width, 1)
+        case "I" | "upper_i":
+            return focus.but(fleet=replace(focus.fleet, descending=not focus.fleet.descending))
+        case "plus" | "+" | "equals_sign":
+            return _window(focus, 1)
+        case "minus" | "-":
+            return _window(focus, -1)
+        case "/" | "slash":
+            return Ask("filter", "show servers with", focus.fleet.filter)
+        case "enter":
+            return _open(_table(fleet, focus, width, height), focus)
+    return None
+
+
+def _open(table: _Table, focus: Focus) -> Reaction:
+    at = _at(table.rows, focus.fleet)
+    return Say("select a server first", bad=True) if at is None else Open(table.rows[at].name)
+
+
+def _window(focus: Focus, by: int) -> Focus:
+    """The next longer or shorter time, of those that plots have."""
+    window = focus.ledgers.window
+    at = WINDOWS.index(window) if window in WINDOWS else 0
+    window = WINDOWS[max(0, min(len(WINDOWS) - 1, at + by))]
+    return focus.but(ledgers=replace(focus.ledgers, window=window))
+
+
+def _move(table: _Table, focus: Focus, key: str) -> Reaction:
+    if not table.rows:
+        return None
+    page = max(1, table.drawn)
+    by = {"up": -1, "down": 1, "pageup": -page, "pagedown": page}.get(key)
+    at = _at(table.rows, focus.fleet)
+    if by is None:
+        at = 0 if key == "home" else len(table.rows) - 1
+    elif at is not None:
+        at = max(0, min(len(table.rows) - 1, at + by))
+    else:  # the one selected is not shown: begin with what is seen
+        at = table.top if by > 0 else table.top + max(0, table.drawn - 1)
+    return focus.but(fleet=replace(focus.fleet, row=table.rows[at].name, top=table.top, follow=True))
+
+
+def _sort_beside(focus: Focus, width: int, by: int) -> Focus:
+    """Sort by the next column that is shown; the order in which they were named always can be had."""
+    shown = {column.name for column, _ in fitting(width - 2)[0]}
+    names = [name for name in SORTS if name in shown or name not in BY_NAME]
+    current = sorted_by(focus.fleet)
+    at = names.index(current) if current in names else 0
+    return _sort(focus, names[(at + by) % len(names)])
+
+
+def _sort(focus: Focus, name: str) -> Focus:
+    """Figures with the greatest first, words from the first on; the same column again: inverted."""
+    same = sorted_by(focus.fleet) == name
+    falling = not focus.fleet.descending if same else name in BY_NAME and not BY_NAME[name].words
+    return focus.but(fleet=replace(focus.fleet, sort=name, descending=falling, top=0))
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A head sorts, and again inverts; a row is selected, and again opened."""
+    if frame.fleet is None:
+        return None
+    focus = frame.focus
+    table = _table(frame.fleet, focus, width, height)
+    if y == 1:
+        name = _column_at(table.columns, x)
+        return focus if name is None else _sort(focus, name)
+    if 0 <= y - 2 < table.drawn and 0 < x < width - 1:
+        row = table.shown[y - 2]
+        if row.name == focus.fleet.row:
+            return Open(row.name)
+        return focus.but(fleet=replace(focus.fleet, row=row.name, top=table.top))
+    return focus
+
+
+def _column_at(columns: Sequence[tuple[Column, int]], x: int) -> str | None:
+    start = 2
+    for column, width in columns:
+        if start <= x < start + width:
+            return column.name
+        start += width + 1
+    return None
+
+
+def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
+    if frame.fleet is None:
+        return None
+    table = _table(frame.fleet, frame.focus, width, height)
+    top = max(0, min(len(table.rows) - table.drawn, table.top + (-WHEEL_ROWS if up else WHEEL_ROWS)))
+    if top == table.top:
+        return None
+    return frame.focus.but(fleet=replace(frame.focus.fleet, top=top, follow=False))
+
+
+def answer(frame: Frame, what: str, text: str) -> Reaction:
+    if what != "filter":
+        return None
+    return frame.focus.but(fleet=replace(frame.focus.fleet, filter=text.strip(), top=0))

@@ -1,0 +1,245 @@
+"""The columns of the table of servers: what each is, its total, how it reads, which give way, and how they sort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from servers.measures import Measures
+from tui import figures
+from tui.focus import FleetFocus
+from tui.look import Look
+from tui.panels.line import clean
+from tui.sources.fleet import Row, Totals, generation_rate, prompt_rate
+from tui.sources.view import Phase
+
+Value = str | float | None  # None: not told
+
+LEAST_NAME, MOST_NAME = 8, 28  # cells
+LEAST_PLOT, MOST_PLOT = 10, 40
+PHASES: tuple[Phase, ...] = (
+    "failing",
+    "locked",
+    "foreign",
+    "finding",
+    "slow",
+    "live",
+)  # as they sort: the bad ones first
+ROLES: dict[Phase, str] = {"live": "good", "slow": "warn", "finding": "warn"}  # else bad
+UNTIL_OLD = 10.0  # seconds from which on the age of what is live is told
+
+assert set(PHASES) == set(get_args(Phase))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`value` is of a server, `total` of several; `place`: columns with greater ones give way first."""
+
+    name: str
+    head: str
+    width: int
+    place: int
+    value: Callable[[Row], Value]
+    total: Callable[[Totals], Value]
+    text: Callable[[Value], str]
+    words: bool = False  # set left, and sorted from a to z at first
+
+
+def _word(value: Value) -> str:
+    return figures.NOT_MEASURED if value is None or value == "" else str(value)
+
+
+def _count(value: Value) -> str:
+    return figures.count(_number(value))
+
+
+def _tokens(value: Value) -> str:
+    """Of memory, rounded: no cell has room for a million's digits."""
+    number = _number(value)
+    if number is None or number < 100_000:
+        return figures.count(number)
+    return f"{number / 1e6:.1f}M" if number >= 999_500 else f"{number / 1e3:.0f}k"
+
+
+def _rate(value: Value) -> str:
+    number = _number(value)
+    return figures.count(number) if number is None or number >= 9.95 or number == 0 else f"{number:.1f}"
+
+
+def _percent(value: Value) -> str:
+    return figures.percent(_number(value))
+
+
+def _bound(value: Value) -> str:
+    """A quantile is known as its bucket alone: at most that bucket's bound, or beyond the last one."""
+    number = _number(value)
+    if number is None:
+        return figures.NOT_MEASURED
+    return f"≤ {figures.seconds(number)}" if number >= 0 else f"> {figures.seconds(-number)}"
+
+
+def _number(value: Value) -> float | None:
+    return None if value is None or isinstance(value, str) else value
+
+
+def state(row: Row) -> str:
+    """The phase, and how old the figures are where that matters."""
+    link = row.server.link
+    old = link.age is not None and (not link.fresh or link.age >= UNTIL_OLD)
+    return f"{link.phase} {_age(link.age)}" if old and link.age is not None else link.phase
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds / 3600:.0f} h" if seconds >= 3600 else figures.seconds(seconds)
+
+
+def models(row: Row) -> str | None:
+    """Its model by its last name, or how many there are."""
+    names = row.models
+    if len(names) > 1:
+        return f"{len(names)} models"
+    return clean(names[0].rstrip("/").rpartition("/")[2]) if names else None
+
+
+def _no_total(totals: Totals) -> Value:
+    return ""
+
+
+def _gauge(term: str) -> dict[str, Any]:
+    return {
+        "value": lambda row: row.measures.gauges.get(term) if row.measures else None,
+        "total": lambda totals: totals.gauge(term),
+    }
+
+
+def _summed(value: Callable[[Measures], float | None]) -> dict[str, Any]:
+    return {
+        "value": lambda row: value(row.measures) if row.measures else None,
+        "total": lambda totals: totals.sum(value),
+    }
+
+
+def _counter(term: str) -> dict[str, Any]:
+    return _summed(lambda measures: measures.rate(term))
+
+
+def _grown(term: str) -> dict[str, Any]:
+    return _summed(lambda measures: measures.growth.get(term))
+
+
+def _quantile(term: str, percent: float) -> dict[str, Any]:
+    def of(measures: Measures | None) -> Value:
+        """Negative: more than that, the last finite bound."""
+        bound = measures.at_most(term, percent) if measures else None
+        if measures is None or bound is None or math.isfinite(bound):
+            return bound
+        finite = [known for known in measures.histograms[term].upto if math.isfinite(known)]
+        return -max(finite) if finite else None
+
+    return {"value": lambda row: of(row.measures), "total": lambda totals: of(totals.measures)}
+
+
+def _hit_rate(row: Row) -> Value:
+    return row.measures.hit_rate if row.measures else None
+
+
+def _restarts(row: Row) -> Value:
+    return len(row.server.restarts)
+
+
+# As they stand from left to right.
+COLUMNS: tuple[Column, ...] = (
+    Column("name", "name", LEAST_NAME, 0, lambda row: clean(row.name), _no_total, _word, words=True),
+    Column("state", "state", 13, 1, state, _no_total, _word, words=True),
+    Column("kind", "kind", 12, 8, lambda row: row.server.kind or None, _no_total, _word, words=True),
+    Column("model", "model", 18, 12, models, _no_total, _word, words=True),
+    Column("running", "run", 5, 2, **_gauge("running"), text=_count),
+    Column("waiting", "wait", 5, 3, **_gauge("waiting"), text=_count),
+    Column("KV", "KV", 6, 4, **_gauge("kv_usage"), text=_percent),
+    Column("capacity", "KV tokens", 9, 14, **_gauge("kv_capacity"), text=_tokens),
+    Column("hit rate", "hits", 6, 7, _hit_rate, lambda totals: totals.hit_rate, _percent),
+    Column("generated", "gener. tok/s", 12, 5, **_summed(generation_rate), text=_rate),
+    Column("prompt", "prompt tok/s", 12, 9, **_summed(prompt_rate), text=_rate),
+    Column("requests", "req/s", 7, 10, **_counter("requests"), text=_rate),
+    Column("TTFT p50", "TTFT p50", 9, 11, **_quantile("ttft", 50), text=_bound),
+    Column("TTFT p99", "TTFT p99", 9, 6, **_quantile("ttft", 99), text=_bound),
+    Column("ITL p50", "ITL p50", 9, 15, **_quantile("itl", 50), text=_bound),
+    Column("ITL p99", "ITL p99", 9, 13, **_quantile("itl", 99), text=_bound),
+    Column("preemptions", "preempted", 9, 16, **_grown("preemptions"), text=_count),
+    Column("restarts", "restarts", 8, 17, _restarts, lambda totals: float(totals.restarts), _count),
+)
+BY_NAME = {column.name: column for column in COLUMNS}
+AS_NAMED = "as named"
+SORTS = (AS_NAMED, *BY_NAME)
+
+
+def fitting(inner: int) -> tuple[tuple[tuple[Column, int], ...], int]:
+    """The columns that `inner` cells have room for, each with its width, and the cells of the plot behind them.
+
+    A cell is before each. The name has some of what is left over, the plot the rest; 0: no plot.
+    """
+    left = inner - 1 - LEAST_NAME
+    chosen = {"name"}
+    for column in sorted(COLUMNS[1:], key=lambda column: column.place):
+        if column.width + 1 > left:
+            break
+        chosen.add(column.name)
+        left -= column.width + 1
+    more = min(MOST_NAME - LEAST_NAME, max(0, left))
+    if len(chosen) == len(COLUMNS) and left - more < LEAST_PLOT + 2:
+        more = max(0, min(more, left - LEAST_PLOT - 2)) if left >= LEAST_PLOT + 2 else more
+    plot = min(MOST_PLOT, left - more - 2) if len(chosen) == len(COLUMNS) else 0
+    widths = {"name": LEAST_NAME + more}
+    columns = tuple((column, widths.get(column.name, column.width)) for column in COLUMNS if column.name in chosen)
+    return columns, plot if plot >= LEAST_PLOT else 0
+
+
+def matching(rows: Sequence[Row], wanted: str) -> list[Row]:
+    """Those with `wanted` in their name, kind, model or state, in the order in which they were named."""
+    wanted = wanted.strip().lower()
+    if not wanted:
+        return list(rows)
+    return [
+        row
+        for row in rows
+        if any(wanted in text.lower() for text in (row.name, row.server.kind, row.server.link.phase, *row.models))
+    ]
+
+
+def sorted_by(focus: FleetFocus) -> str:
+    return focus.sort if focus.sort in BY_NAME else AS_NAMED
+
+
+def ordered(rows: Sequence[Row], focus: FleetFocus) -> list[Row]:
+    """Those that match, sorted: equal ones as they were named, and last those that do not tell that figure now."""
+    found = matching(rows, focus.filter)
+    name = sorted_by(focus)
+    if name == AS_NAMED:
+        return found[::-1] if focus.descending else found
+    if name == "state":
+        return sorted(found, key=lambda row: PHASES.index(row.server.link.phase), reverse=focus.descending)
+    column = BY_NAME[name]
+    told: list[tuple[Any, Row]] = []
+    untold: list[Row] = []
+    for row in found:
+        value = column.value(row)
+        if value is None or not (row.tells or column.words or name == "restarts"):
+            untold.append(row)
+        else:  # more than the last bound is the most there is
+            told.append((value if isinstance(value, str) else math.inf if value < 0 else value, row))
+    told.sort(key=lambda pair: pair[0], reverse=focus.descending)
+    return [*(row for _, row in told), *untold]
+
+
+def plot(row: Row, cells: int, look: Look) -> str:
+    """Generated tokens a second over the window, each cell a part of it, by the row's own greatest."""
+    bars = look.glyphs.bars
+    term = "live_generation_tokens" if row.server.looks.tells("live_generation_tokens") else "generation_tokens"
+    values = row.server.looks.series(term, row.seconds, cells)
+    most = max((value for value in values if value is not None), default=0.0)
+    return "".join(
+        " " if value is None else bars[min(len(bars) - 1, math.ceil(value / most * len(bars)) - 1) if value > 0 else 0]
+        for value in values
+    )
