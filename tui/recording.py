@@ -35,7 +35,7 @@ GZIP = 31  # zlib's window bits, with gzip's header
 _MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CHUNK = 1 << 18  # bytes read at once
-_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
+UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
 
 
 class RecordingError(Exception):
@@ -187,7 +187,7 @@ class Lines(Generic[L]):
         """A line's item; None where the file breaks off in it, which `note` then says."""
         try:
             return self._decode(line)
-        except _UNDECODED as error:
+        except UNDECODED as error:
             if line.endswith(b"\n") or _whole(line):
                 raise self._wrong(line.strip(), error) from None
         broken = self._unzipped.broken if self._unzipped else ""
@@ -276,7 +276,7 @@ class Reading(Lines[T]):
             self._check_version(_decode_version(text).engine.protocol)
         except RecordingError as found:
             return found
-        except _UNDECODED:
+        except UNDECODED:
             pass
         if self._first and _begins_sources(text):
             return RecordingError(f"{self.path} is a recording of servers' metrics, and not of an engine's steps")
@@ -317,7 +317,7 @@ class _FirstLine(Lines[bytes]):
 def _begins_sources(line: bytes) -> bool:
     try:
         return _decode_tagged(line).type == SOURCE_TAG
-    except _UNDECODED:
+    except UNDECODED:
         return False
 
 
@@ -368,7 +368,7 @@ def _whole(text: bytes) -> bool:
     """Whether it is JSON to its end."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except _UNDECODED:
+    except UNDECODED:
         return False
     return True
 

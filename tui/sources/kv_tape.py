@@ -12,7 +12,7 @@ import msgspec
 from servers.kv_events import Message, from_builtins
 from servers.kv_tree import Churn, KvTree
 from servers.looks import KEPT
-from tui.sources.items import KvMessage, KvPhase, KvState
+from tui.sources.items import KvLink, KvMessage, KvPhase, KvState
 from tui.sources.view import KvView
 
 CHUNK = 64 << 10  # bytes of messages that are compressed together
@@ -35,7 +35,7 @@ class _Chunk:
     packed: bytes = b""
 
     def add(self, seq: int, payload: dict[str, object]) -> int:
-        """Returns the bytes that it has, uncompressed."""
+        """Returns the message's bytes, uncompressed."""
         self.seqs.append(seq)
         self.open.append(payload)
         size = len(_pack(payload))
@@ -49,7 +49,7 @@ class _Chunk:
         return _unpack_all(zlib.decompress(self.packed)) if self.packed else self.open
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         return 8 * len(self.seqs) + (len(self.packed) if self.packed else self.raw)
 
 
@@ -68,8 +68,8 @@ class _Reel:
         return KvTree.from_state(_unpack(zlib.decompress(self.state))) if self.state else KvTree()
 
     @property
-    def bytes(self) -> int:
-        return len(self.state) + sum(chunk.bytes for chunk in self.chunks)
+    def size(self) -> int:
+        return len(self.state) + sum(chunk.size for chunk in self.chunks)
 
 
 @dataclass(slots=True)
@@ -97,10 +97,10 @@ class KvTape:
         self._cursor: _Cursor | None = None
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """What the past takes; the tree of now does not belong to it."""
         lists = CHURN_COST * len(self._churned) + STANDING_COST * len(self._standings)
-        return sum(reel.bytes for reel in self._reels) + lists
+        return sum(reel.size for reel in self._reels) + lists
 
     @property
     def keyframes(self) -> tuple[int, ...]:
@@ -148,9 +148,12 @@ class KvTape:
         self.stand(seq, "live" if item.heard else "connecting", "")
         self._open_reel(seq, _pack(item.state))
 
-    def state(self, source: int, time: float) -> KvState:
-        """What `set` goes on from."""
-        return KvState(source, time, self.endpoint, self._heard, self._since[-1][1], self.tree.to_state())
+    def state(self, source: int, time: float) -> tuple[KvState | KvLink, ...]:
+        """What makes a fresh one what this is now, but for its past."""
+        _, phase, detail = self._standings[-1]
+        tree = KvState(source, time, self.endpoint, self._heard, self._since[-1][1], self.tree.to_state())
+        link = KvLink(source, time, self.endpoint, phase, detail)
+        return (tree, link) if self._heard else (link,)
 
     def view(self) -> KvView:
         """Now."""

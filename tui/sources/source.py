@@ -12,7 +12,7 @@ from servers.kv_events import AllBlocksCleared, BadEvents, Heard, Message, Misse
 from servers.looks import Look, Looks
 from servers.measures import measure
 from servers.reading import Reading, read
-from tui.sources.items import Failed, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
+from tui.sources.items import FORMAT, Failed, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
 from tui.sources.tape import BUDGET, Event, Standing, Tape
 from tui.sources.view import ServerView, SourceLink
 
@@ -30,13 +30,20 @@ class Source:
     def __init__(self, name: str, url: str, clock: Callable[[], float], source: int = 0, budget: int = BUDGET) -> None:
         """`source` is its number, which its items carry. `budget`: bytes for its past."""
         self.number = source
-        self.items = 0
         self.listener: Callable[[Item], None] | None = None
         self._clock = clock
+        self._named, self._budget = Standing(name, url), budget
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again, with nothing heard."""
+        self.items = 0
         self._looks = Looks()
-        self._last: Look | None = None  # the newest look with a reading, of this server
-        self._standing = Standing(name, url)
-        self.tape = Tape(self._standing, budget)
+        self._last: Look | None = None  # the newest look with a reading, of this server,
+        self._page: Scrape | None = None  # and what it was read from
+        self._failed: Failed | None = None  # what came instead since
+        self._standing = self._named
+        self.tape = Tape(self._standing, self._budget)
         self._copied = self._looks.upto()  # which pictures share until the next look
         self._is_copied = True
 
@@ -65,8 +72,7 @@ class Source:
             case Scrape():
                 self._take_scrape(item)
             case Failed():
-                self._add_look(Look(self._ordered(item.time), None, failed=item.reason or item.phase))
-                self._stand(phase=item.phase, detail=item.reason)
+                self._fail(item)
             case KvMessage():
                 self._take_kv(item)
             case KvLink():
@@ -104,6 +110,22 @@ class Source:
             kv,
             standing.slots,
         )
+
+    def state(self, wall: float) -> tuple[Item, ...]:
+        """Items that make a fresh source what this one is now, but for its past. `wall`: the Unix time now."""
+        now, standing = self._clock(), self._standing
+        items: list[Item] = [
+            SourceHead(
+                self.number, standing.name, standing.url, standing.kind, standing.version, wall, FORMAT, now,
+                standing.every,
+            )
+        ]  # fmt: skip
+        items += [item for item in (self._page, self._failed) if item is not None]
+        if standing.slots is not None:
+            items.append(Slots(self.number, self.tape.now, standing.slots))
+        for kv in self.tape.endpoints:
+            items += kv.state(self.number, self.tape.now)
+        return tuple(items)
 
     def _looks_now(self) -> Looks:
         if not self._is_copied:
@@ -149,7 +171,8 @@ class Source:
 
     def _begin_anew(self, words: str) -> None:
         """What was known is of a server that is there no more."""
-        self._looks, self._last, self._is_copied = Looks(), None, False
+        self._looks, self._is_copied = Looks(), False
+        self._last = self._page = self._failed = None
         self._stand(kind="", version="", phase="finding", detail="", slots=None, since=self.items)
         self.tape.begin_anew()
         self._tell(words)
@@ -160,12 +183,10 @@ class Source:
             reading = read(scrape.text)
         except ValueError as error:
             reason = f"its metrics cannot be read: {error}"
-            self._add_look(Look(time, None, scrape.took, reason))
-            self._stand(phase="failing", detail=reason)
+            self._fail(Failed(self.number, time, "failing", reason), scrape.took)
             return
         if reading is None:
-            self._add_look(Look(time, None, scrape.took, FOREIGN))
-            self._stand(phase="foreign", detail=FOREIGN)
+            self._fail(Failed(self.number, time, "foreign", FOREIGN), scrape.took)
             return
         if self._last is not None and self._last.reading is not None and self._last.reading.kind != reading.kind:
             self._begin_anew(f"another server: {reading.kind}")
@@ -175,9 +196,14 @@ class Source:
             self._tell("it was started again: its counters began anew")
         if self._standing.phase in ("failing", "locked", "foreign") and self._last is not None:
             self._tell("it answers again")
-        self._last = look
+        self._last, self._page, self._failed = look, scrape, None
         self._add_look(look)
         self._stand(kind=self.kind or reading.kind, phase="live", detail="")
+
+    def _fail(self, failed: Failed, took: float = 0.0) -> None:
+        self._failed = failed
+        self._add_look(Look(self._ordered(failed.time), None, took, failed.reason or failed.phase))
+        self._stand(phase=failed.phase, detail=failed.reason)
 
     def _add_look(self, look: Look) -> None:
         if look.reading is None and self._standing.phase in ("live", "finding"):

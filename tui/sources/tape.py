@@ -16,7 +16,7 @@ from tui.sources.view import KvView, Phase
 
 BUDGET = 64 << 20  # bytes, for all servers together
 STANDING_COST, SLOT_COST, EVENT_COST = 200, 150, 200  # bytes, about
-LOOK_COST, NUMBER_COST = 1_000, 32  # and of each figure in it
+LOOK_COST, NUMBER_COST = 400, 8  # and of each figure in it
 DROPPED = 8  # an eighth of the items goes at once
 DROP_EVERY = 32  # items between two looks at the budget
 RESTARTS_KEPT = 1_000
@@ -75,7 +75,7 @@ class Tape:
         self._event_seqs = array("q")
         self._restarts: list[tuple[int, float]] = []
         self._kv: dict[str, KvTape] = {}
-        self._size = 0  # bytes, about, without KV events
+        self._small = 0  # bytes, about, without KV events
 
     # What is heard
 
@@ -83,16 +83,16 @@ class Tape:
         """Item `seq` was heard at `time`; of a clock that went back, a moment stands still."""
         self._times.append(max(time, self.now) if self.last else time)
         self.last = seq
-        self._size += 8
+        self._small += 8
 
     def end(self, standing: Standing) -> None:
         """All of the item is known."""
         if standing != self._standings[-1]:
             self._standings.append(standing)
             self._standing_seqs.append(self.last)
-            self._size += _cost(standing)
+            self._small += _cost(standing)
         if self.last % DROP_EVERY == 0:
-            while self.bytes > self.budget and self.first < self.last:
+            while self.size > self.budget and self.first < self.last:
                 self._drop(self.first + max(1, (self.last - self.first) // DROPPED))
 
     def add_look(self, look: Look) -> None:
@@ -100,12 +100,12 @@ class Tape:
         self._look_seqs.append(self.last)
         self._look_costs.append(look_cost(look))
         if len(self._looks) > KEPT:
-            self._size += self._look_costs[-KEPT - 1]  # it is the past's alone from now on
+            self._small += self._look_costs[-KEPT - 1]  # it is the past's alone from now on
 
     def add_event(self, event: Event) -> None:
         self._events.append(event)
         self._event_seqs.append(event.seq)
-        self._size += EVENT_COST
+        self._small += EVENT_COST
 
     def add_restart(self) -> None:
         self._restarts.append((self.last, self.now))
@@ -131,9 +131,9 @@ class Tape:
         return self._times[-1]
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """What the past takes, about: the looks that the newest picture needs do not belong to it."""
-        return self._size + sum(kv.bytes for kv in self._kv.values())
+        return self._small + sum(kv.size for kv in self._kv.values())
 
     @property
     def looks_seen(self) -> int:
@@ -152,6 +152,10 @@ class Tape:
     def seq_at(self, time: float) -> int:
         """The newest kept item that was heard by then; the oldest kept one where all came later."""
         return self.first + max(0, bisect_right(self._times, time, lo=1 if self.first == 0 else 0) - 1)
+
+    def seq_before(self, time: float) -> int:
+        """The newest kept item that was heard before then; one less than `first` where there is none."""
+        return self.first + bisect_left(self._times, time, lo=1 if self.first == 0 else 0) - 1
 
     def standing(self, seq: int) -> Standing:
         self._check(seq)
@@ -198,17 +202,17 @@ class Tape:
     def _drop(self, first: int) -> None:
         """Let the past begin later."""
         del self._times[: first - self.first]
-        self._size -= 8 * (first - self.first)
+        self._small -= 8 * (first - self.first)
         self.first = first
         looks = max(0, bisect_right(self._look_seqs, first) - KEPT)
-        self._size -= sum(self._look_costs[:looks])
+        self._small -= sum(self._look_costs[:looks])
         self._looks_gone += looks
         del self._looks[:looks], self._look_seqs[:looks], self._look_costs[:looks]
         standings = bisect_right(self._standing_seqs, first) - 1
-        self._size -= sum(map(_cost, self._standings[:standings]))
+        self._small -= sum(map(_cost, self._standings[:standings]))
         del self._standings[:standings], self._standing_seqs[:standings]
         events = max(0, bisect_left(self._event_seqs, first) - 1)  # the last one before may be news still
-        self._size -= EVENT_COST * events
+        self._small -= EVENT_COST * events
         del self._events[:events], self._event_seqs[:events]
         for kv in self._kv.values():
             kv.drop(first)
@@ -220,9 +224,4 @@ def _cost(standing: Standing) -> int:
 
 def look_cost(look: Look) -> int:
     """Bytes that a look takes, about."""
-    if look.reading is None:
-        return LOOK_COST
-    reading = look.reading
-    numbers = sum(map(len, (*reading.counters.values(), *reading.gauges.values())))
-    bounds = sum(len(buckets.upto) for series in reading.histograms.values() for buckets in series.values())
-    return LOOK_COST + NUMBER_COST * (numbers + bounds)
+    return LOOK_COST + (NUMBER_COST * len(look.reading.values) if look.reading is not None else 0)

@@ -1,0 +1,47 @@
+"""Records what is heard of servers, one or a fleet, into one file, from how they stand when it begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tui.recorder import LineWriter
+from tui.sources.items import Item, SourceHead, encode_item
+from tui.sources.redaction import Redaction
+from tui.sources.source import Source
+
+
+class SourceRecorder(LineWriter[Item]):
+    """Listens to its sources from the beginning until `close`. `records` are what was heard, without heads.
+
+    `secrets`: keys and the like, which are left out wherever they turn up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sources: Sequence[Source],
+        secrets: Iterable[str] = (),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Make the file; raises RecordingError where it exists already or cannot be made."""
+        redaction = Redaction(secrets)  # used by the writer's thread alone
+        super().__init__(
+            path, lambda item: encode_item(redaction.of(item)), lambda item: not isinstance(item, SourceHead)
+        )
+        self._sources = tuple(sources)
+        states = [source.state(wall()) for source in self._sources]
+        for state in states:
+            self.put(state[0])
+        for state in states:
+            for item in state[1:]:
+                self.put(item)
+        for source in self._sources:
+            source.listener = self.put
+
+    def close(self) -> None:
+        for source in self._sources:
+            if source.listener == self.put:
+                source.listener = None
+        super().close()
