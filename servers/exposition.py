@@ -19,8 +19,8 @@ Samples = Mapping[str, Mapping[Labels, float]]  # by name, then by labels
 
 MAX_PAGE = 32 << 20  # characters
 MAX_SERIES = 100_000  # that are read, of one page
-# Ranks of one engine, and processes of one server, repeat the same value.
-REPEATED = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank", "cp_rank", "pid"})
+# Ranks of one engine repeat the same value.
+REPEATED = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank", "cp_rank"})
 
 _NAME = re.compile(r"[ \t]*([a-zA-Z_:][a-zA-Z0-9_:]*)")
 # A name with its labels, a value, perhaps a time, perhaps an exemplar. Quantifiers never give back what they took.
@@ -83,7 +83,7 @@ def _number(text: str) -> float:
 
 @lru_cache(maxsize=1 << 15)
 def _series(head: str) -> tuple[str, Labels]:
-    """A name with its labels, as prometheus-client reads them, without those of ranks and processes."""
+    """A name with its labels, as prometheus-client reads them, without those of ranks."""
     try:
         (family,) = text_string_to_metric_families(f"{head} 1\n")
         (sample,) = family.samples

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from servers.measures import EVERY, Measures, broken, measure
-from servers.names import engine_of
+from servers.measures import EVERY, Measures, broken, growth, measure
 from servers.reading import Layout, Reading
 from servers.terms import Engine
 
@@ -33,33 +33,22 @@ class Looks:
         self._looks: deque[Look] = deque(maxlen=kept)
         self._last: Reading | None = None
         self._breaks: deque[tuple[float, frozenset[Engine]]] = deque(maxlen=kept)
-        self._layouts: dict[Layout, None] = {}
+        self._layouts: dict[Layout, float] = {}  # of looks since the last break, and the first one's time
         for look in looks:
             self.add(look)
 
     def add(self, look: Look) -> None:
         self._looks.append(look)
         if (reading := look.reading) is not None:
-            if self._last is not None and (engines := self._broken(self._last, reading)):
+            if self._last is not None and (engines := broken(self._last, reading)):
                 self._breaks.append((look.time, engines))
+                self._layouts.clear()
             self._last = reading
-            if reading.layout not in self._layouts:
-                self._layouts[reading.layout] = None
-                if len(self._layouts) > _LAYOUTS:
-                    del self._layouts[next(iter(self._layouts))]
+            self._layouts.setdefault(reading.layout, look.time)
+            if len(self._layouts) > _LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
         while self._breaks and self._breaks[0][0] < self._looks[0].time:
             self._breaks.popleft()
-
-    def _broken(self, before: Reading, after: Reading) -> frozenset[Engine]:
-        """As `broken`; and where a series came back after it was away, how far it went meanwhile is not known."""
-        engines = broken(before, after)
-        if before.layout is after.layout:
-            return engines
-        came = {*after.layout.counters, *after.layout.histograms}
-        came.difference_update(before.layout.counters, before.layout.histograms)
-        back = {series[1] for layout in self._layouts for series in came.intersection(layout.counters)}
-        back |= {series[1] for layout in self._layouts for series in came.intersection(layout.histograms)}
-        return engines | {engine_of(labels) for labels in back}
 
     def __len__(self) -> int:
         return len(self._looks)
@@ -82,7 +71,7 @@ class Looks:
         """Whether the newest reading has a term."""
         reading = self._last
         return reading is not None and (
-            reading.counter(term) is not None
+            term in reading.layout.counter_slots
             or term in reading.layout.gauge_slots
             or any(name == term for name, _, _ in reading.layout.histograms)
         )
@@ -117,7 +106,7 @@ class Looks:
                 break
         if last is None or first is None or last.reading is None or first.reading is None:
             return None
-        return measure(first.reading, last.reading, last.time - first.time, engine)
+        return measure(first.reading, last.reading, last.time - first.time, engine, self._layouts_before(first.time))
 
     def series(self, term: str, seconds: float, columns: int, engine: Engine | None = None) -> list[float | None]:
         """A gauge's last value, or a counter's rate a second, in each of so many equal spans of time up to the newest
@@ -125,74 +114,57 @@ class Looks:
 
         None where the term was not told, a look failed, or a counter began anew.
         """
-        newest = self.newest
-        if newest is None or columns < 1 or seconds <= 0:
-            return [None] * max(0, columns)
         looks = list(self._looks)
-        breaks = self._breaks_of(engine)
+        if not looks or columns < 1 or seconds <= 0:
+            return [None] * max(0, columns)
         gauge = any(look.reading is not None and term in look.reading.layout.gauge_slots for look in looks)
+        newest = looks[-1].time
+        ends = [newest - seconds * (columns - 1 - column) / columns for column in range(columns)]
+        place, earlier = 0, -1
         found: list[float | None] = []
-        start, place = newest.time - seconds, 0  # `place`: of the first look after the span's end
-        earlier = None  # the place of the last look with a reading up to the span's start
-        for column in range(columns):
-            end = newest.time if column == columns - 1 else start + seconds * (column + 1) / columns
-            begin = start + seconds * column / columns
+        for begin, end in pairwise((newest - seconds, *ends)):
+            # `earlier` is the last reading up to the span's begin, or else the first one in it; `place` is after its
+            # last look.
             while place < len(looks) and looks[place].time <= end:
-                if looks[place].time <= begin and looks[place].reading is not None:
+                if looks[place].reading is not None and (looks[place].time <= begin or earlier < 0):
                     earlier = place
-                elif earlier is None and looks[place].reading is not None:
-                    earlier = place  # nothing is known of before
                 place += 1
-            found.append(
-                _level(looks, place, term, engine) if gauge else _rate(looks, earlier, place, term, engine, breaks)
-            )
-            for passed in range(place - 1, -1 if earlier is None else earlier, -1):
-                if looks[passed].reading is not None:
-                    earlier = passed
-                    break
+            if gauge:
+                found.append(_level(looks[place - 1], term, engine) if place else None)
+            else:
+                found.append(self._rate(looks, earlier, place, term, engine))
+            earlier = next((p for p in range(place - 1, earlier, -1) if looks[p].reading is not None), earlier)
         return found
 
+    def _rate(self, looks: Sequence[Look], earlier: int, place: int, term: str, engine: Engine | None) -> float | None:
+        """A counter's rate from one look to the last before a place, or to the next one if none is between."""
+        if earlier < 0 or looks[place - 1].reading is None:
+            return None
+        later = place - 1 if place - 1 > earlier else place
+        if later >= len(looks):
+            return None
+        first, last = looks[earlier], looks[later]
+        if first.reading is None or last.reading is None or last.time <= first.time:
+            return None
+        if any(first.time < time <= last.time for time in self._breaks_of(engine)):
+            return None
+        before = () if first.reading.layout is last.reading.layout else self._layouts_before(first.time)
+        grown = growth(first.reading, last.reading, term, engine, before)
+        return None if grown is None else grown / (last.time - first.time)
+
     def _breaks_of(self, engine: Engine | None) -> list[float]:
-        alone = self._last is not None and self._last.engines == (engine,)
-        if engine is None or alone:
+        if engine is None or (self._last is not None and self._last.engines == (engine,)):
             return [time for time, _ in self._breaks]
         wanted = {EVERY, engine, Engine(engine.model)}
         return [time for time, engines in self._breaks if wanted & engines]
 
+    def _layouts_before(self, time: float) -> list[Layout]:
+        return [layout for layout, seen in self._layouts.items() if seen < time]
 
-def _level(looks: Sequence[Look], place: int, term: str, engine: Engine | None) -> float | None:
-    """A gauge at the last look before that place."""
-    if place == 0 or (reading := looks[place - 1].reading) is None:
+
+def _level(look: Look, term: str, engine: Engine | None) -> float | None:
+    if look.reading is None:
         return None
     if engine is None:
-        return reading.totals().get(term)
-    return reading.gauges.get(term, {}).get(engine)
-
-
-def _rate(
-    looks: Sequence[Look],
-    earlier: int | None,
-    place: int,
-    term: str,
-    engine: Engine | None,
-    breaks: Sequence[float],
-) -> float | None:
-    """A counter's rate from a look to the last one before that place, or to the next one if none is between."""
-    if earlier is None or (place > 0 and looks[place - 1].reading is None):
-        return None
-    later = place - 1 if place - 1 > earlier else place
-    if later >= len(looks):
-        return None
-    first, last = looks[earlier], looks[later]
-    if first.reading is None or last.reading is None or last.time <= first.time:
-        return None
-    if any(first.time < time <= last.time for time in breaks):
-        return None
-    then, now = first.reading.counter(term, engine), last.reading.counter(term, engine)
-    if now is None:
-        return None
-    if then is None:
-        if term in first.reading.layout.counter_slots:
-            return None
-        then = 0.0
-    return (now - then) / (last.time - first.time)
+        return look.reading.totals().get(term)
+    return look.reading.gauges.get(term, {}).get(engine)

@@ -10,12 +10,11 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from operator import sub
+from operator import gt, lt, sub
 from typing import NamedTuple
 
 from servers.names import engine_of
-from servers.reading import Buckets, Reading
+from servers.reading import Buckets, Layout, Reading
 from servers.terms import LIVE, SHARES, Engine
 
 # What was looked up in a prefix cache, and what of it was found.
@@ -82,57 +81,83 @@ class Measures:
         return None if buckets is None else buckets.at_most(percent)
 
 
-def measure(before: Reading, after: Reading, seconds: float, engine: Engine | None = None) -> Measures:
-    """What a server did between two looks at it; of one of its engines alone where that is named."""
+def measure(
+    before: Reading,
+    after: Reading,
+    seconds: float,
+    engine: Engine | None = None,
+    earlier: Iterable[Layout] = (),
+) -> Measures:
+    """What a server did between two looks at it; of one of its engines alone where that is named.
+
+    `earlier`: layouts of looks before these. What was told then, but not in `before`, did not begin at 0.
+    """
     if engine is not None:
         before, after = before.of(engine), after.of(engine)
     parts = max(1, len(after.engines))
     if broken(before, after):
         return Measures(seconds, after.totals(), restarted=True, parts=parts)
-    histograms = {}
-    for term, came in _came(before, after).items():
-        merged = merge(came)
-        if merged is not None and merged.count > 0:
-            histograms[term] = merged
-    growth = {
-        term: now - then
-        for term in after.layout.counter_slots
-        if (now := after.counter(term)) is not None and (then := _counted(before, term)) is not None
+    earlier = tuple(earlier)
+    grown = {term: growth(before, after, term, earlier=earlier) for term in after.layout.counter_slots}
+    histograms = {
+        term: merged
+        for term, came in _came(before, after, earlier).items()
+        if (merged := merge(came)) is not None and merged.count > 0
     }
-    return Measures(seconds, after.totals(), growth, histograms, parts=parts)
+    return Measures(
+        seconds,
+        after.totals(),
+        {term: count for term, count in grown.items() if count is not None},
+        histograms,
+        parts=parts,
+    )
 
 
-def _counted(before: Reading, term: str) -> float | None:
-    """A counter of which nothing was told yet began at 0."""
-    return before.counter(term) if term in before.layout.counter_slots else 0.0
+def growth(
+    before: Reading, after: Reading, term: str, engine: Engine | None = None, earlier: Iterable[Layout] = ()
+) -> float | None:
+    """How far a counter went between two looks, over all its series; one that was never told before began at 0.
+
+    None where it is not told, or unknown: a series fell, went, or came back after it was away.
+    """
+    then, now = before.counted(term, engine), after.counted(term, engine)
+    if not now or any(not value <= now.get(labels, -1.0) for labels, value in then.items()):
+        return None
+    came = now.keys() - then.keys()
+    if any(labels in layout.counter_slots.get(term, {}) for labels in came for layout in earlier):
+        return None
+    grown = sum(now.values()) - sum(then.values())
+    return None if math.isnan(grown) else grown
 
 
-EVERY = Engine()  # engines that the page does not tell apart
+EVERY = Engine()  # all engines of a page that does not tell them apart
 
 
 def broken(before: Reading, after: Reading) -> frozenset[Engine]:
-    """The engines whose counters cannot be followed from one look to the next: one fell, or went, as it does when a
-    server is started again, upgraded to one with other names, or left out of a page. Empty: none."""
+    """The engines of which one counter fell, or none is left, as it is when a server is started again, upgraded to
+    one with other names, or left out of a page: theirs cannot be followed from the one look to the other."""
     if before.layout is after.layout and before.values == after.values:
         return frozenset()
-    engines: set[Engine] = set()
-    if before.layout is not after.layout:
-        starts = {dict(look.layout.facts).get("process_start") for look in (before, after)} - {None}
-        if len(starts) > 1:
-            engines.update((EVERY, *before.engines, *after.engines))
-    for term, slots in before.layout.counter_slots.items():
-        later = after.layout.counter_slots.get(term, {})
-        for labels, slot in slots.items():
-            if labels not in later or after.values[later[labels]] < before.values[slot]:
-                engines.add(engine_of(labels))
+    if len({dict(look.layout.facts).get("process_start") for look in (before, after)} - {None}) > 1:
+        return frozenset((EVERY, *before.engines, *after.engines))
+    fell: set[Engine] = set()
+    stayed: dict[Engine, bool] = {}
+    later = after.layout.all_counter_slots
+    for series, slot in before.layout.all_counter_slots.items():
+        engine = engine_of(series[1])
+        stayed[engine] = stayed.get(engine, False) or series in later
+        if series in later and after.values[later[series]] < before.values[slot]:
+            fell.add(engine)
     for histogram, slot in before.layout.histogram_slots.items():
         _, labels, bounds = histogram
+        engine = engine_of(labels)
         start = after.layout.histogram_slots.get(histogram)
-        if start is None or any(
-            after.values[start + place] < before.values[slot + place] for place in range(len(bounds))
-        ):
-            engines.add(engine_of(labels))
-    return frozenset(engines)
+        stayed[engine] = stayed.get(engine, False) or start is not None
+        if start is not None:
+            end = slot + len(bounds)
+            if any(map(lt, after.values[start : start + len(bounds)], before.values[slot:end])):
+                fell.add(engine)
+    return frozenset(fell | {engine for engine, stays in stayed.items() if not stays})
 
 
 def total(parts: Sequence[Measures]) -> Measures:
@@ -195,22 +220,25 @@ def merge(parts: Iterable[Buckets]) -> Buckets | None:
     return Buckets(upto, sum(totals) if len(totals) == len(parts) else None)
 
 
-def _came(before: Reading, after: Reading) -> dict[str, list[Buckets]]:
-    """What came in each histogram's series between two looks; in one that was not there before, all that is there.
+def _came(before: Reading, after: Reading, earlier: Sequence[Layout]) -> dict[str, list[Buckets]]:
+    """What came in each histogram's series between two looks; all there is in one that was never told before.
 
-    A term with a series in which more came below a bound than below the next is left out."""
+    A term is left out if a series went or came back, or if more came below a bound than below the next."""
     came: dict[str, list[Buckets]] = {}
-    unsound = set()
-    for histogram, slot in after.layout.histogram_slots.items():
+    then, now = before.layout.histogram_slots, after.layout.histogram_slots
+    unknown = {term for term, _, _ in then.keys() - now.keys()} if then is not now else set()
+    for histogram, slot in now.items():
         term, _, bounds = histogram
         end = slot + len(bounds)
         counts, total = after.values[slot:end], after.values[end]
-        earlier = before.layout.histogram_slots.get(histogram)
-        if earlier is not None:
-            counts = array("d", map(sub, counts, before.values[earlier : earlier + len(bounds)]))
-            total -= before.values[earlier + len(bounds)]
-        if any(lower > upper for lower, upper in pairwise(counts)):
-            unsound.add(term)
+        start = then.get(histogram)
+        if start is not None:
+            counts = array("d", map(sub, counts, before.values[start : start + len(bounds)]))
+            total -= before.values[start + len(bounds)]
+        elif any(histogram in layout.histogram_slots for layout in earlier):
+            unknown.add(term)
+        if any(map(gt, counts, counts[1:])):
+            unknown.add(term)
         upto = dict(zip(bounds, counts, strict=True))
         came.setdefault(term, []).append(Buckets(upto, total if total >= 0 else None))
-    return {term: series for term, series in came.items() if term not in unsound}
+    return {term: series for term, series in came.items() if term not in unknown}

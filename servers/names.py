@@ -135,11 +135,26 @@ def joined(gauges: Mapping[str, Mapping[Engine, float]]) -> dict[str, dict[Engin
 
 
 def _by_engine(series: Mapping[Labels, float]) -> dict[Engine, float]:
-    values: dict[Engine, float] = {}
+    processes: dict[Labels, list[float]] = {}
     for labels, value in series.items():
+        processes.setdefault(_without_process(labels), []).append(value)
+    values: dict[Engine, float] = {}
+    for labels, told_values in processes.items():
         engine = engine_of(labels)
-        values[engine] = values.get(engine, 0.0) + value
+        values[engine] = values.get(engine, 0.0) + _one_of(told_values)
     return values
+
+
+@lru_cache(maxsize=1 << 15)
+def _without_process(labels: Labels) -> Labels:
+    return frozenset(item for item in labels if item[0] != "pid")
+
+
+def _one_of(values: list[float]) -> float:
+    """The gauge that several processes of a server tell. An engine tells one of them at each step, which is right until
+    the next; the others lag behind, or are still 0. Where several differ, nobody knows which is right: NaN."""
+    rest = {value for value in values if value != 0}
+    return rest.pop() if len(rest) == 1 else (math.nan if rest else 0.0)
 
 
 def _held(labels: Labels, label: str) -> float:

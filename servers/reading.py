@@ -1,7 +1,7 @@
 """One look at a server's /metrics, read into the terms. Pure.
 
 Counters and histograms keep their series, so that one that began anew is seen among others that went on; gauges are of
-each engine. What every rank of one engine, or every process of one server, repeats is counted once.
+each engine. What every rank of one engine repeats is counted once.
 
 Twenty minutes of looks are kept of each server, so a look is no more than its numbers: what they are of is its
 layout, which all looks at a server share until a series comes or goes.
@@ -69,6 +69,10 @@ class Layout:
         for slot, (term, labels) in enumerate(self.counters):
             slots.setdefault(term, {})[labels] = slot
         return slots
+
+    @cached_property
+    def all_counter_slots(self) -> dict[tuple[str, Labels], int]:
+        return {series: slot for slot, series in enumerate(self.counters)}
 
     @cached_property
     def gauge_slots(self) -> dict[str, dict[Engine, int]]:
@@ -175,15 +179,12 @@ class Reading:
                 totals[term] = used / sum(capacities[engine] for engine in values)
         return totals
 
-    def counter(self, term: str, engine: Engine | None = None) -> float | None:
-        """A counter over all series, or those of one engine; None where it is not told, or one of them is not."""
-        slots = self.layout.counter_slots.get(term)
-        if slots is None:
-            return None
-        if engine is not None and self.engines != (engine,):
-            slots = {labels: slot for labels, slot in slots.items() if engine_of(labels) == engine}
-        value = sum(self.values[slot] for slot in slots.values())
-        return value if slots and value >= 0 else None
+    def counted(self, term: str, engine: Engine | None = None) -> dict[Labels, float]:
+        """A counter's series, or those of one engine; NaN where a number is not told."""
+        slots = self.layout.counter_slots.get(term, {})
+        if engine is None or self.engines == (engine,):
+            return {labels: self.values[slot] for labels, slot in slots.items()}
+        return {labels: self.values[slot] for labels, slot in slots.items() if engine_of(labels) == engine}
 
 
 def reading(
