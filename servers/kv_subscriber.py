@@ -85,13 +85,15 @@ class _Subscriber:
 
         context = zmq.asyncio.Context.instance()
         socket = context.socket(zmq.SUB)
-        link: asyncio.Task[None] | None = None
+        monitor: zmq.asyncio.Socket | None = None
+        watching: asyncio.Task[None] | None = None
         try:
             _prepare(socket)
             socket.setsockopt_string(zmq.SUBSCRIBE, self._topic)
             if self._told is not None:
                 events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-                link = asyncio.create_task(_watch(socket.get_monitor_socket(events), self._told))
+                monitor = socket.get_monitor_socket(events)
+                watching = asyncio.create_task(_watch(monitor, self._told))
             socket.connect(self._endpoint)
             async with aclosing(self._again()) as past:
                 async for message in past:
@@ -105,9 +107,10 @@ class _Subscriber:
                     async for message in heard:
                         yield message
         finally:
-            if link is not None:
-                link.cancel()
+            if watching is not None and monitor is not None:
+                watching.cancel()
                 socket.disable_monitor()
+                monitor.close(linger=0)
             socket.close(linger=0)
 
     async def _hear(self, number: int, payload: bytes) -> AsyncGenerator[Message, None]:

@@ -222,7 +222,7 @@ class PrefixCache:
             does = self.chance.random()
             if does < 0.55 or not self.media:
                 events += self._store(block_size)
-            elif does < 0.97:
+            elif does < 0.99:
                 events += self._remove(leaves_first)
             else:
                 self.media.clear()
