@@ -11,7 +11,7 @@ from tui import figures
 from tui.commands import Key, Reaction, Say
 from tui.look import Look
 from tui.panels.line import Line, clean, fit, join, length
-from tui.panels.server import choice, plots, prefix_detail, prefix_map, words
+from tui.panels.server import choice, plots, prefix_detail, prefix_map, slots, words
 from tui.panels.server.prefix_runs import Forest, forest_of
 from tui.panels.server.seen import Seen, name_of, server_of
 from tui.view import Frame
@@ -24,6 +24,8 @@ KEYS = (
 )
 detail = prefix_detail.detail
 _LARGE = plots.FRAME_ROWS + 2  # rows of a chart with a scale, at least
+_BRIEF = 50  # cells, under which it is said in short why there is no map
+_SPARK = 8  # rows of a map, from which on a line of how full it was over time is over it
 _STATES = (  # of our engine's blocks: term, word, role
     ("blocks_shared", "shared", "shared"),
     ("blocks_full", "full", "value"),
@@ -56,7 +58,11 @@ class Layout:
             below = below[: max(1, rows - len(above) - least)]
         if len(above) + len(below) + least > rows:
             above = above[: max(1, rows - len(below) - least)]
-        return cls(above, below, max(0, rows - len(above) - len(below)), mapped)
+        left = max(0, rows - len(above) - len(below))
+        if mapped and left > _SPARK and plots.KV.told(seen):
+            above = [*above, [(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)], []]
+            left -= 2
+        return cls(above, below, left, mapped)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -70,12 +76,13 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         cells = prefix_map.lines(forest, frame.focus.server, inner, layout.rows, front, look)
         body += cells + [[]] * (layout.rows - len(cells))
         right = [(f"{figures.plural(forest.blocks, 'prefix block')}", "dim")]
-    elif layout.rows and plots.KV.told(seen) and (layout.rows >= _LARGE or layout.rows == 1):
-        chart = plots.large(seen, (plots.KV,), inner - 1, layout.rows, look) if layout.rows > 1 else []
-        body += chart or [[(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)]]
+    elif layout.rows >= _LARGE and plots.KV.told(seen):
+        body += plots.large(seen, (plots.KV,), inner - 1, layout.rows, look)
     elif layout.rows and plots.KV.told(seen):
-        line: Line = [(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)]
-        body += [line] + [[]] * (layout.rows - 1)
+        body += [[(" ", "text"), *line] for line in plots.bare(seen, plots.KV, inner - 2, layout.rows, look)]
+    elif layout.rows >= 2 and seen.server.slots:
+        body += [[], *slots.lines(seen, frame.focus.server, inner, layout.rows - 1, look)]
+        body += [[]] * (len(layout.above) + layout.rows - len(body))
     else:
         body += [[]] * layout.rows
     return choice.bordered("blocks", "blocks", frame, seen, [*body, *layout.below], width, height, look, right)
@@ -204,7 +211,9 @@ def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
     server = seen.server
     if server.kv:
         return prefix_detail.honesty(server, forest, inner, map_title=True)
+    if inner < _BRIEF:
+        return words.told(words.NO_MAP_BRIEF, inner)
     if server.kind == "paged-engine":
         return words.told(f"no map of its blocks here: {words.STEPS}", inner)
-    flag = words.kv_flag(server.kind)
-    return words.told(words.NO_MAP, inner) + (words.told(flag, inner) if flag else [])
+    further = words.MAP_BY_PREFIX if words.kv_flag(server.kind) else ""
+    return words.told(words.NO_MAP, inner) + (words.told(further, inner) if further else [])

@@ -36,7 +36,7 @@ def press(frame: Frame, key: str) -> Reaction:
         choices = [None, *engines]
         at = (choices.index(chosen(frame)) + (1 if key == "v" else -1)) % len(choices)
         engine = choices[at]
-        return focus.but(server=replace(focus.server, engine=None if engine is None else tuple(engine)))
+        return focus.but(server=replace(focus.server, engine=engine))
     return None
 
 
@@ -64,11 +64,14 @@ def bordered(
 ) -> list[Line]:
     """The panel's box. Its title says of when its figures are, if that is not now, and of which engine; its lower
     edge, with `rates`, how long these are over."""
-    parts = [name, seen.as_of, whose(seen) if seen.engine is not None else ""]
-    title = ", ".join(part for part in parts if part)
-    note: Line = [(f" {seen.over} ", "dim")] if rates and length([(seen.over, "")]) <= width - 6 else []
+    engine = whose(seen) if seen.engine is not None else ""
+    titles = [(name, seen.as_of, engine), (name, seen.old, engine), (name, seen.old)]
+    said = [", ".join(part for part in parts if part) for parts in titles]
+    title = next((one for one in said if len(one) <= width - 6), said[-1])
+    over = seen.over if len(seen.over) <= width - 6 else "needs two looks"
+    note: Line = [(f" {over} ", "dim")] if rates and len(over) <= width - 6 else []
     return box(
-        title if len(title) <= width - 6 else ", ".join(part for part in parts[:2] if part)[: max(1, width - 6)],
+        title,
         right,
         body,
         width,

@@ -41,9 +41,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
 
 
 def _why(kind: str) -> str:
-    return (
-        f"controls are sent over the step stream's API: {words.STEPS}" if kind == "paged-engine" else words.NO_CONTROL
-    )
+    return f"controls: {words.STEPS}" if kind == "paged-engine" else words.NO_CONTROL
 
 
 def _cannot(seen: Seen, inner: int) -> list[Line]:
@@ -77,11 +75,9 @@ def _facts(frame: Frame, seen: Seen, inner: int) -> list[Line]:
     if newest is not None:
         took = f"{figures.seconds(newest.took)} a look" if newest.reading is not None else ""
         out.append(row("the last took", took, clean(newest.failed) or "it failed"))
-    spacing = server.looks.spacing
-    out.append(row("a look every", figures.seconds(spacing) if spacing else "", words.ONE_LOOK))
     out.append(row("restarts seen", f"{len(server.restarts):,}"))
     if server.restarts:
         out.append(row("the last", f"{figures.seconds(server.now - server.restarts[-1])} ago"))
-    for view in server.kv:
-        out.append(row("KV events", f"{clean(view.endpoint)}, {view.phase}, {figures.plural(view.heard, 'message')}"))
+    told = [(view, figures.plural(view.heard, "message")) for view in server.kv]
+    out += [row("KV events", f"{clean(view.endpoint)}, {view.phase}, {heard}") for view, heard in told]
     return out

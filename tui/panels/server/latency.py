@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 
 from tui import figures
-from tui.panels.line import Line, fit, length
+from tui.look import Look
+from tui.panels.line import Line, cut, fit, length
 from tui.panels.server.seen import Seen
 
 TERMS = (
@@ -16,7 +17,7 @@ TERMS = (
     ("itl", "between tokens", "ITL"),
     ("tpot", "per output token", "TPOT"),
     ("e2el", "whole request", "E2E"),
-    ("queue", "in the queue", "queue"),
+    ("queue", "waiting", "queue"),
     ("prefill", "prefill", "prefill"),
     ("decode", "decode", "decode"),
 )
@@ -36,7 +37,7 @@ def quantile(seen: Seen, term: str, percent: float) -> str:
     return f"> {figures.seconds(max(finite))}" if finite else figures.NOT_MEASURED
 
 
-def table(seen: Seen, inner: int, rows: int) -> list[Line]:
+def table(seen: Seen, inner: int, rows: int, look: Look) -> list[Line]:
     """A row for each: mean, quantiles, and how many they are of; where it is not told, why."""
     named = inner >= 62
     wide = 22 if named else 8
@@ -48,8 +49,8 @@ def table(seen: Seen, inner: int, rows: int) -> list[Line]:
         label: Line = [(f" {f'{short} {name}' if named and short != name else short:<{wide}.{wide}}", "text")]
         count = measures.count(term) if measures is not None else None
         if measures is None or count is None:
-            why = f"{figures.NOT_MEASURED:>{_CELL}} {seen.why(term, 'ledgers')}"
-            out.append([*label, (why[: max(0, inner - length(label))], "dim")])
+            why = f"{figures.NOT_MEASURED:>{_CELL}} {seen.why(term)}"
+            out.append(cut([*label, (why, "dim")], inner - 1, look.glyphs.more))
             continue
         cells = [figures.seconds(measures.mean(term)), *(quantile(seen, term, percent) for percent in percents)]
         line: Line = [

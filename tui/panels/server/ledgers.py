@@ -65,7 +65,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     wide = inner // 2 if layout.beside else inner
     shown = range(layout.first, layout.first + layout.list)
     low = [plots.listed(seen, CHARTS[one], one == at, wide, _NAME if wide >= 40 else 9, look) for one in shown]
-    table = latency.table(seen, inner - wide if layout.beside else inner, layout.table)
+    table = latency.table(seen, inner - wide if layout.beside else inner, layout.table, look)
     if layout.beside:
         for row in range(max(len(low), len(table))):
             body.append([*fit(low[row] if row < len(low) else [], wide), *(table[row] if row < len(table) else [])])
@@ -103,7 +103,7 @@ def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Re
 def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     """Every latency, and why what is not told is not."""
     seen = Seen.of(frame)
-    out = latency.table(seen, width, _TABLE)
+    out = latency.table(seen, width, _TABLE, look)
     lacking = [chart for chart in CHARTS if not chart.told(seen)]
     for chart in lacking:
         out += words.told(f"{chart.name}: {chart.why(seen)}", width)

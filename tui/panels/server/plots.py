@@ -12,12 +12,13 @@ from servers.terms import LIVE
 from tui import figures
 from tui.look import Look
 from tui.panels.charts import Plot, top_of
-from tui.panels.line import Line, join, length
+from tui.panels.line import Line, cut, join, length
 from tui.panels.server.seen import Seen
 
 SCALE_WIDTH = 13  # cells of the scale at the left of a large chart
 FRAME_ROWS = 3  # of a large chart beside its plot: what it is, the axis, and its times
-LOOKS_A_COLUMN = 2  # so that looks that come a little late leave no gaps
+_REASON = 16  # cells of why there is no figure, at least
+LEAST = 1.0  # seconds of a column: looks are seldom more frequent
 
 Values = Sequence[float | None]
 
@@ -55,10 +56,9 @@ class Columns:
 
     @classmethod
     def of(cls, seen: Seen, width: int) -> Columns:
-        spacing = seen.server.looks.spacing or seen.window
-        count = max(1, min(width, int(seen.window / (spacing * LOOKS_A_COLUMN))))
+        count = max(1, min(width, int(seen.window / LEAST)))
         cells = max(1, width // count)
-        newest = seen.server.looks.newest_reading
+        newest = seen.server.looks.newest
         end = newest.time if newest is not None else seen.server.now
         span = seen.window / count
         switched = [False] * count
@@ -69,13 +69,18 @@ class Columns:
         return cls(count, cells, width - cells * count, switched)
 
 
-def spark(seen: Seen, chart: Chart, width: int, look: Look) -> Line:
-    """One row of bars."""
+def bare(seen: Seen, chart: Chart, width: int, rows: int, look: Look) -> list[Line]:
+    """Bars alone, over so many rows."""
     columns = Columns.of(seen, width)
     values = chart.over(seen, columns.count)
-    plot = Plot(1, columns.switched, look)
+    plot = Plot(rows, columns.switched, look)
     plot.bars(values, chart.most or _highest(values), seen.role(chart.role))
-    return [(" " * columns.lead, "text"), *plot.lines(columns.cells)[0]]
+    return [[(" " * columns.lead, "text"), *line] for line in plot.lines(columns.cells)]
+
+
+def spark(seen: Seen, chart: Chart, width: int, look: Look) -> Line:
+    """One row of bars."""
+    return bare(seen, chart, width, 1, look)[0]
 
 
 def large(seen: Seen, charts: Sequence[Chart], width: int, rows: int, look: Look) -> list[Line]:
@@ -96,7 +101,7 @@ def large(seen: Seen, charts: Sequence[Chart], width: int, rows: int, look: Look
         [seen.role(chart.role) for chart in charts],
         charts[0].most,
         charts[0].show,
-        (seen.window, "now" if seen.fresh else seen.as_of.removeprefix("as of ") or "then"),
+        (seen.window, _end(seen)),
         plot_rows,
         look,
     )
@@ -134,11 +139,11 @@ def plotted(
     window, end = ends
     first = f"-{figures.seconds(window)}"
     note = f"a column is {figures.seconds(window / columns.count)}"
-    row = [" "] * width
+    times = [" "] * width
 
     def put(text: str, at: int) -> None:
         if at >= 0 and at + len(text) <= width:
-            row[at : at + len(text)] = text
+            times[at : at + len(text)] = text
 
     put(first, 0)
     if width >= len(first) + len(end) + len(note) + 6:
@@ -146,7 +151,7 @@ def plotted(
     if width >= len(first) + len(end) + 1:
         put(end, width - len(end))
     axis = (" " * (SCALE_WIDTH - 1) + glyphs.corners[2] + glyphs.rest * width, "axis")
-    return [*out, [axis], [(" " * SCALE_WIDTH + "".join(row), "axis")]]
+    return [*out, [axis], [(" " * SCALE_WIDTH + "".join(times), "axis")]]
 
 
 def listed(seen: Seen, chart: Chart, chosen: bool, width: int, name: int, look: Look) -> Line:
@@ -159,11 +164,19 @@ def listed(seen: Seen, chart: Chart, chosen: bool, width: int, name: int, look: 
         (f"{chart.short if name < 12 else chart.name:<{name}}", role),
     ]
     if not chart.told(seen):
-        line += [(f"{figures.NOT_MEASURED:>10} ", "dim")]
-        return [*line, (chart.why(seen)[: max(0, width - length(line))], "dim")]
+        line.append((f"{figures.NOT_MEASURED:>10} ", "dim"))
+        room = width - length(line) - 1
+        return cut([*line, (chart.why(seen), "dim")], width - 1, look.glyphs.more) if room >= _REASON else line
     line.append((f"{shown:>10} ", value))
     room = width - length(line) - 1
     return [*line, *spark(seen, chart, room, look)] if room >= 4 else line
+
+
+def _end(seen: Seen) -> str:
+    """When the newest look was, which may have failed: a chart ends with it."""
+    newest, now = seen.server.looks.newest, seen.server.now
+    late = now - newest.time if newest is not None else 0.0
+    return "now" if late < max(LEAST, seen.window / 20) else f"{figures.seconds(late)} ago"
 
 
 def _highest(values: Values) -> float:

@@ -1,4 +1,4 @@
-"""Requests: no metrics tell single ones. What is told: llama.cpp's slots, how requests ended, and their mean lengths."""
+"""Requests: no metrics tell single ones. What is told: llama.cpp's slots, how requests ended, and mean lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of one draw are of: a server, one of its engines or all of them, and the seconds behind its rates."""
+"""What the figures of one draw are of: a server, one of its engines or all, and the seconds behind its rates."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ class Seen:
         if link.fresh or self.reading is None:
             return ""
         return f"as of {figures.seconds(link.age)} ago"
+
+    @property
+    def old(self) -> str:
+        """The same in short."""
+        return f"{figures.seconds(self.server.link.age)} old" if self.as_of else ""
 
     @property
     def over(self) -> str:

@@ -25,7 +25,9 @@ KEYS = (
     *choice.KEYS,
 )
 detail = prefix_detail.detail
+_VALUES = 60  # cells at most to the end of a figure
 _CHART = plots.FRAME_ROWS + 3  # rows of the chart of churn
+_NARROW = 34  # cells, under which words are few
 _WHEEL = 3
 
 
@@ -72,9 +74,9 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
         if layout.chart:
             body += churn.chart(seen, inner - 1, layout.chart, look)
         right = [(figures.plural(forest.blocks, "block"), "dim")]
-    body += layout.below
+    body = words.fitted([*body, *layout.below], rows, inner, look.glyphs.more)
     return choice.bordered(
-        "sharing", "sharing", frame, seen, body[:rows], width, height, look, right, rates=True, open_bottom=open_bottom
+        "sharing", "sharing", frame, seen, body, width, height, look, right, rates=True, open_bottom=open_bottom
     )
 
 
@@ -133,23 +135,23 @@ def _facts(seen: Seen, inner: int) -> list[Line]:
         queried = measures.growth.get(counted) if measures is not None else None
         hits = measures.growth.get(f"prefix_hit_{counted_in}") if measures is not None else None
         rate = measures.hit_rate if measures is not None else None
-        out.append(
-            _row(inner, "hit rate" if inner < 34 else f"of {unit} looked up, found", figures.percent(rate), "shared")
-        )
-        short = inner < 34
+        short = inner < _NARROW
+        found = "hit rate" if short else f"of {unit} looked up, found"
+        out.append(_row(inner, found, figures.percent(rate), "shared"))
         out.append(_row(inner, f"found {unit}", figures.count(hits), "shared"))
         out.append(_row(inner, "looked up" if short else f"{unit} looked up", figures.count(queried)))
         if rate is None and not short:
             out += words.told(seen.why(counted, "hit_rate") if queried is None else words.NONE_CAME, inner)
+    elif not seen.tells("hit_rate") and inner < _NARROW:
+        out.append(_row(inner, "hit rate", figures.NOT_MEASURED, "dim"))
     elif not seen.tells("hit_rate"):
         out += words.told(f"{figures.NOT_MEASURED} hit rate: {seen.why(counted, 'hit_rate')}", inner)
     if seen.tells("hit_rate"):
         out += _own(seen, inner)
     if seen.tells("physical_blocks"):
-        out.append(
-            _row(inner, "tables hold" if inner < 34 else "blocks that tables hold", *_gauge(seen, "logical_blocks"))
-        )
-        out.append(_row(inner, "in memory" if inner < 34 else "blocks in memory", *_gauge(seen, "physical_blocks")))
+        named = ("tables hold", "in memory") if inner < _NARROW else ("blocks that tables hold", "blocks in memory")
+        out.append(_row(inner, named[0], *_gauge(seen, "logical_blocks")))
+        out.append(_row(inner, named[1], *_gauge(seen, "physical_blocks")))
         saved = seen.gauge("saved_bytes")
         value = figures.size(round(saved)) if saved is not None else figures.NOT_MEASURED
         out.append(_row(inner, "saved by sharing", value, seen.role("shared")))
@@ -161,12 +163,12 @@ def _own(seen: Seen, inner: int) -> list[Line]:
     rates = seen.gauges("hit_rate")
     shown = [figures.percent(rate) for _, rate in sorted(rates.items())]
     note = words.note(seen.server.kind, "hit_rate") or "over a time of its own"
-    name = "its own rate" if inner < 34 else "the server's own rate"
+    name = "its own rate" if inner < _NARROW else "the server's own rate"
     value = shown[0]
-    if len(shown) > 1:
+    if len(set(shown)) > 1:
         value = f"{figures.percent(min(rates.values()))} to {figures.percent(max(rates.values()))}"
     out = [_row(inner, name, value, seen.role("value"))]
-    return out if inner < 34 else out + words.told(f"the server's own rate is {note}", inner)
+    return out if inner < _NARROW else out + words.told(f"the server's own rate is {note}", inner)
 
 
 def _gauge(seen: Seen, term: str) -> tuple[str, str]:
@@ -174,13 +176,15 @@ def _gauge(seen: Seen, term: str) -> tuple[str, str]:
 
 
 def _row(inner: int, name: str, value: str, role: str = "value") -> Line:
-    return [(" ", "text"), *spread([(name, "dim")], [(value, role)], min(inner - 2, 64))]
+    return [(" ", "text"), *spread([(name, "dim")], [(value, role)], min(inner - 2, _VALUES))]
 
 
 def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
     """What KV events leave open, or how to have them."""
     if seen.server.kv:
         return prefix_detail.honesty(seen.server, forest, inner)
+    if inner < _NARROW:
+        return words.told(words.NO_PREFIXES_BRIEF, inner)
     flag = words.kv_flag(seen.server.kind)
     if flag:
         return words.told(flag, inner)

@@ -35,7 +35,7 @@ def lines(seen: Seen, focus: ServerFocus, inner: int, count: int, look: Look) ->
             figures.count(slot.context),
         )
         line: Line = [(look.glyphs.right if chosen else " ", "selected"), (f"{slot.id:>4} {text}", role)]
-        room = inner - length(line) - 2
+        room = inner - length(line) - 3
         used = tokens(slot)
         if inner >= _BAR and room >= 6 and slot.context and used is not None:
             filled = min(room, round(room * used / slot.context))
@@ -54,7 +54,7 @@ def tokens(slot: Slot) -> int | None:
 
 def _columns(inner: int, *cells: str) -> str:
     state, *numbers = cells
-    shown = numbers if inner >= 48 else [numbers[0], numbers[2]]
+    shown = numbers if inner >= 48 else [numbers[0], numbers[2]] if inner >= 30 else [numbers[2]]
     return f"{state:<5}" + "".join(f" {number:>8}" for number in shown)
 
 

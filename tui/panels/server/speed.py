@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from tui import figures
 from tui.look import Look
-from tui.panels.line import Line, spread
+from tui.panels.line import Line, cut, spread
 from tui.panels.server import choice, latency, plots
 from tui.panels.server.seen import Seen
 from tui.view import Frame
 
 _CHARTS = (plots.GENERATION, plots.PROMPT, plots.REQUESTS, plots.RUNNING, plots.WAITING)
-_TALL = 60  # cells from which on there is room for the table of latencies
+_REASONS = 40  # cells, from which on a line says why a figure is not there
+_BRIEFLY = (("ttft", "TTFT"), ("itl", "ITL"), ("e2el", "E2E"))
+_TALL = 50  # cells from which on there is room for the table of latencies
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
     if inner >= _TALL and rows >= len(latency.TERMS) + 4:
-        table = latency.table(seen, inner, rows)
+        table = latency.table(seen, inner, rows, look)
         left = rows - len(table) - 1
         high = left // 3
         if high >= plots.FRAME_ROWS + 2:
@@ -27,17 +29,18 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body += [[]] * (left - len(body)) + [[], *table]
     else:
         body = [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[:3]]
-        body += [_brief(seen, term, name, inner) for term, name in (("ttft", "TTFT"), ("itl", "ITL"), ("e2el", "E2E"))]
+        body += [_brief(seen, term, name, inner, look) for term, name in _BRIEFLY]
         body += [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[3:]]
     title = f"speed, {figures.seconds(seen.window)}"
     return choice.bordered("ledgers", title, frame, seen, body[:rows], width, height, look, rates=True)
 
 
-def _brief(seen: Seen, term: str, name: str, inner: int) -> Line:
+def _brief(seen: Seen, term: str, name: str, inner: int, look: Look) -> Line:
     """One latency: its mean, and what half of the requests were at most."""
     left: Line = [(f" {name:<8} ", "text")]
     if not seen.tells(term):
-        return [*left, (f"{figures.NOT_MEASURED} {seen.why(term, 'ledgers')}"[: inner - 11], "dim")]
+        why = f"{figures.NOT_MEASURED} {seen.why(term)}" if inner >= _REASONS else figures.NOT_MEASURED
+        return cut([*left, (why, "dim")], inner - 1, look.glyphs.more)
     mean = seen.measures.mean(term) if seen.measures is not None else None
     return spread(
         [*left, (figures.seconds(mean), "latency"), (" mean", "dim")],

@@ -9,6 +9,7 @@ from tui.panels.server import choice, plots, words
 from tui.panels.server.seen import Seen
 from tui.view import Frame
 
+_NARROW = 34  # cells, under which words are few
 _SLOTS = (  # term, name, of which term it is a share
     ("slots_held", "held", ""),
     ("slots_filled", "filled", "slots_held"),
@@ -21,10 +22,10 @@ def draw(frame: Frame, width: int, height: int, look: Look, top_joint: bool = Fa
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
     body = _slots(seen, inner, rows) + _lost(seen, inner)
     if not seen.tells("slots_held"):
-        body += words.told(seen.why("slots_held", "waste") if seen.reading is None else words.NO_SLOTS, inner)
-    return choice.bordered(
-        "ledgers", "waste", frame, seen, body[:rows], width, height, look, rates=True, top_joint=top_joint
-    )
+        said = words.NO_SLOTS if inner >= _NARROW else words.NO_SLOTS_BRIEF
+        body += words.told(seen.why("slots_held", "waste") if seen.reading is None else said, inner)
+    body = words.fitted(body, rows, inner, look.glyphs.more)
+    return choice.bordered("ledgers", "waste", frame, seen, body, width, height, look, rates=True, top_joint=top_joint)
 
 
 def _slots(seen: Seen, inner: int, rows: int) -> list[Line]:
@@ -46,7 +47,9 @@ def _slots(seen: Seen, inner: int, rows: int) -> list[Line]:
 def _lost(seen: Seen, inner: int) -> list[Line]:
     """How often requests were preempted, in the window."""
     if not seen.tells("preemptions"):
-        return words.told(f"{figures.NOT_MEASURED} preemptions: {seen.why('preemptions', 'waste')}", inner)
+        if inner < _NARROW:
+            return [spread([(" preempted ", "dim")], [(f"{figures.NOT_MEASURED} ", "dim")], inner)]
+        return words.told(f"{figures.NOT_MEASURED} preemptions: {seen.why('preemptions')}", inner)
     grown = seen.measures.growth.get("preemptions") if seen.measures is not None else None
     rate = plots.a_second(seen.rate("preemptions"))
     return [spread([(" preempted ", "dim"), (figures.count(grown), "waste")], [(f"{rate} ", "dim")], inner)]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from servers.dialects import BY_KIND
-from tui.panels.line import Line, breaks, clean
+from tui.panels.line import Line, breaks, clean, cut
 from tui.sources.view import ServerView
 
 ONE_LOOK = "one look so far: rates need two"
 NONE_CAME = "none in this window"
 BEGAN_ANEW = "its counters began anew: rates need two looks since"
-NO_MAP = "metrics tell how much KV memory is used, not which block holds what: no physical map"
+NO_MAP = "no map of blocks: metrics tell how much is used, not which block holds what"
+MAP_BY_PREFIX = "with KV events there is a map by prefix: 3 tells how to switch them on"
 NO_BATCH = "no source tells who was in a batch, or how much of it was prompts"
 NO_REQUESTS = "metrics tell no single requests, only how many and their totals"
 NO_SLOTS = "slots that are held and not filled are not told: waste is not known"
+NO_MAP_BRIEF = "no map: metrics tell no blocks"
+NO_SLOTS_BRIEF = "slots: not told"
+NO_PREFIXES_BRIEF = "prefixes: not told"
 NO_CONTROL = "nothing can be switched from here on this server: its settings are those it was started with"
 STEPS = "the engine's step stream tells it: leave --source metrics out"
 
@@ -44,6 +48,13 @@ def unread(server: ServerView) -> str:
         case "failing":
             return f"nothing was read{detail}"
     return "no look yet"
+
+
+def fitted(lines: list[Line], rows: int, width: int, more: str) -> list[Line]:
+    """As many lines as there is room for; the last one shows that there were others."""
+    if len(lines) <= rows or rows < 1:
+        return lines[: max(0, rows)]
+    return [*lines[: rows - 1], cut([*lines[rows - 1], (" " * width, "text")], width - 1, more)]
 
 
 def told(text: str, width: int, role: str = "dim") -> list[Line]:
