@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from servers.measures import EVERY, Measures, broken, growth, measure
@@ -25,30 +25,65 @@ class Look:
     failed: str = ""
 
 
-class Looks:
-    """Fed with looks in order of time. A moment of it (`upto`) stays as it is while the feed goes on."""
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What was found by laying looks side by side: when counters had begun anew, and of which engines; and the layouts
+    since then, each with its first look's time."""
 
-    def __init__(self, looks: Sequence[Look] = (), kept: int = KEPT) -> None:
+    breaks: tuple[tuple[float, frozenset[Engine]], ...] = ()
+    layouts: Mapping[Layout, float] = field(default_factory=dict)
+
+    def after(self, before: Reading | None, look: Look) -> Marks:
+        """These with one more look; the same ones where nothing is new."""
+        reading = look.reading
+        if reading is None:
+            return self
+        if before is not None and (engines := broken(before, reading)):
+            return Marks((*self.breaks, (look.time, engines)), {reading.layout: look.time})
+        if reading.layout in self.layouts:
+            return self
+        layouts = {**self.layouts, reading.layout: look.time}
+        if len(layouts) > _LAYOUTS:
+            del layouts[next(iter(layouts))]
+        return Marks(self.breaks, layouts)
+
+    def since(self, time: float) -> Marks:
+        """Without breaks before then."""
+        if not self.breaks or self.breaks[0][0] >= time:
+            return self
+        return Marks(tuple(one for one in self.breaks if one[0] >= time), self.layouts)
+
+
+class Looks:
+    """Fed with looks in order of time. A moment of it (`upto`) stays as it is while the feed goes on.
+
+    `marks` and `last`, the newest reading, are those that the same looks had when they were fed: nothing is laid side
+    by side again then.
+    """
+
+    def __init__(
+        self, looks: Sequence[Look] = (), kept: int = KEPT, marks: Marks | None = None, last: Reading | None = None
+    ) -> None:
         self._kept = kept
         self._looks: deque[Look] = deque(maxlen=kept)
-        self._last: Reading | None = None
-        self._breaks: deque[tuple[float, frozenset[Engine]]] = deque(maxlen=kept)
-        self._layouts: dict[Layout, float] = {}  # of looks since the last break, and the first one's time
-        for look in looks:
-            self.add(look)
+        self._last = last
+        self.marks = Marks() if marks is None else marks
+        if marks is None:
+            for look in looks:
+                self.add(look)
+        else:
+            self._looks.extend(looks)
+            self._drop_marks()
 
     def add(self, look: Look) -> None:
         self._looks.append(look)
-        if (reading := look.reading) is not None:
-            if self._last is not None and (engines := broken(self._last, reading)):
-                self._breaks.append((look.time, engines))
-                self._layouts.clear()
-            self._last = reading
-            self._layouts.setdefault(reading.layout, look.time)
-            if len(self._layouts) > _LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-        while self._breaks and self._breaks[0][0] < self._looks[0].time:
-            self._breaks.popleft()
+        self.marks = self.marks.after(self._last, look)
+        self._last = look.reading or self._last
+        self._drop_marks()
+
+    def _drop_marks(self) -> None:
+        if self._looks:
+            self.marks = self.marks.since(self._looks[0].time)
 
     def __len__(self) -> int:
         return len(self._looks)
@@ -65,7 +100,7 @@ class Looks:
     @property
     def restarts(self) -> list[float]:
         """The times of the looks at which counters had begun anew, or could not be followed for another reason."""
-        return [time for time, _ in self._breaks]
+        return [time for time, _ in self.marks.breaks]
 
     def tells(self, term: str) -> bool:
         """Whether the newest reading has a term."""
@@ -78,12 +113,7 @@ class Looks:
 
     def upto(self) -> Looks:
         """A copy that does not change: looks themselves are shared."""
-        copy = Looks(kept=self._kept)
-        copy._looks.extend(self._looks)
-        copy._breaks.extend(self._breaks)
-        copy._last = self._last
-        copy._layouts = dict(self._layouts)
-        return copy
+        return Looks(self._looks, self._kept, self.marks, self._last)
 
     def measure(self, seconds: float, engine: Engine | None = None) -> Measures | None:
         """The last `seconds` up to the newest reading, or as much of them as was seen since the last restart.
@@ -154,12 +184,12 @@ class Looks:
 
     def _breaks_of(self, engine: Engine | None) -> list[float]:
         if engine is None or (self._last is not None and self._last.engines == (engine,)):
-            return [time for time, _ in self._breaks]
+            return [time for time, _ in self.marks.breaks]
         wanted = {EVERY, engine, Engine(engine.model)}
-        return [time for time, engines in self._breaks if wanted & engines]
+        return [time for time, engines in self.marks.breaks if wanted & engines]
 
     def _layouts_before(self, time: float) -> list[Layout]:
-        return [layout for layout, seen in self._layouts.items() if seen < time]
+        return [layout for layout, seen in self.marks.layouts.items() if seen < time]
 
 
 def _level(look: Look, term: str, engine: Engine | None) -> float | None:

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from servers.kv_events import AllBlocksCleared, BadEvents, Heard, Message, Missed, Restarted, from_builtins
 from servers.looks import Look, Looks
-from servers.measures import measure
-from servers.reading import Reading, read
+from servers.reading import read
 from tui.sources.items import FORMAT, Failed, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
 from tui.sources.tape import BUDGET, Event, Standing, Tape
 from tui.sources.view import ServerView, SourceLink
@@ -191,9 +190,6 @@ class Source:
         if self._last is not None and self._last.reading is not None and self._last.reading.kind != reading.kind:
             self._begin_anew(f"another server: {reading.kind}")
         look = Look(time, reading, scrape.took)
-        if self._last is not None and _fell(self._last, look):
-            self.tape.add_restart()
-            self._tell("it was started again: its counters began anew")
         if self._standing.phase in ("failing", "locked", "foreign") and self._last is not None:
             self._tell("it answers again")
         self._last, self._page, self._failed = look, scrape, None
@@ -208,9 +204,13 @@ class Source:
     def _add_look(self, look: Look) -> None:
         if look.reading is None and self._standing.phase in ("live", "finding"):
             self._tell(look.failed)
+        before = self._looks.marks
         self._looks.add(look)
         self._is_copied = False
-        self.tape.add_look(look)
+        self.tape.add_look(look, self._looks.marks)
+        if self._looks.marks.breaks[-1:] != before.breaks[-1:]:
+            self.tape.add_restart()
+            self._tell("its counters began anew: it was started again")
 
     def _take_kv(self, item: KvMessage) -> None:
         kv = self.tape.kv(item.endpoint)
@@ -237,13 +237,6 @@ class Source:
 def _other(before: str, now: str) -> bool:
     """Whether both are known, and differ."""
     return bool(before and now and before != now)
-
-
-def _fell(before: Look, now: Look) -> bool:
-    """Whether a counter is less than it was."""
-    assert isinstance(before.reading, Reading)
-    assert isinstance(now.reading, Reading)
-    return measure(before.reading, now.reading, now.time - before.time).restarted
 
 
 def _of_note(message: Message) -> str:

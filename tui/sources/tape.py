@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
-from servers.looks import KEPT, Look, Looks
+from servers.looks import KEPT, Look, Looks, Marks
 from tui.sources.items import Slot
 from tui.sources.kv_tape import KvTape
 from tui.sources.view import KvView, Phase
@@ -17,6 +17,7 @@ from tui.sources.view import KvView, Phase
 BUDGET = 64 << 20  # bytes, for all servers together
 STANDING_COST, SLOT_COST, EVENT_COST = 200, 150, 200  # bytes, about
 LOOK_COST, NUMBER_COST = 400, 8  # and of each figure in it
+MARK_COST = 100  # of each break and each layout
 DROPPED = 8  # an eighth of the items goes at once
 DROP_EVERY = 32  # items between two looks at the budget
 RESTARTS_KEPT = 1_000
@@ -69,6 +70,8 @@ class Tape:
         self._look_seqs = array("q")
         self._look_costs = array("q")
         self._looks_gone = 0
+        self._marks: list[Marks] = []
+        self._mark_seqs = array("q")
         self._standings = [standing]
         self._standing_seqs = array("q", [0])
         self._events: list[Event] = []
@@ -95,7 +98,12 @@ class Tape:
             while self.size > self.budget and self.first < self.last:
                 self._drop(self.first + max(1, (self.last - self.first) // DROPPED))
 
-    def add_look(self, look: Look) -> None:
+    def add_look(self, look: Look, marks: Marks) -> None:
+        """A look, and what all looks up to it have of marks."""
+        if not self._marks or marks is not self._marks[-1]:
+            self._marks.append(marks)
+            self._mark_seqs.append(self.last)
+            self._small += _marks_cost(marks)
         self._looks.append(look)
         self._look_seqs.append(self.last)
         self._look_costs.append(look_cost(look))
@@ -163,8 +171,10 @@ class Tape:
 
     def looks(self, seq: int) -> Looks:
         since, end = self.standing(seq).since, bisect_right(self._look_seqs, seq)
-        begin = max(bisect_left(self._look_seqs, since), end - KEPT)
-        return Looks(self._looks[begin:end])
+        begun = bisect_left(self._look_seqs, since)
+        marks = self._marks[bisect_right(self._mark_seqs, seq) - 1] if self._marks else Marks()
+        last = next((self._looks[at].reading for at in range(end - 1, begun - 1, -1) if self._looks[at].reading), None)
+        return Looks(self._looks[max(begun, end - KEPT) : end], KEPT, marks, last)
 
     def kv_views(self, seq: int | None = None) -> tuple[KvView, ...]:
         """Of each endpoint that was known then; None: now."""
@@ -208,6 +218,9 @@ class Tape:
         self._small -= sum(self._look_costs[:looks])
         self._looks_gone += looks
         del self._looks[:looks], self._look_seqs[:looks], self._look_costs[:looks]
+        marks = max(0, bisect_right(self._mark_seqs, first) - 1)
+        self._small -= sum(_marks_cost(one) for one in self._marks[:marks])
+        del self._marks[:marks], self._mark_seqs[:marks]
         standings = bisect_right(self._standing_seqs, first) - 1
         self._small -= sum(map(_cost, self._standings[:standings]))
         del self._standings[:standings], self._standing_seqs[:standings]
@@ -220,6 +233,10 @@ class Tape:
 
 def _cost(standing: Standing) -> int:
     return STANDING_COST + SLOT_COST * len(standing.slots or ())
+
+
+def _marks_cost(marks: Marks) -> int:
+    return MARK_COST * (1 + len(marks.breaks) + len(marks.layouts))
 
 
 def look_cost(look: Look) -> int:
