@@ -343,7 +343,7 @@ class PagedTop(App[int]):
 
     async def _open(self, server: str) -> None:
         """One server alone; the table is left as it is."""
-        self._left = self.focus_now
+        self._left, self._notice = self.focus_now, ("", False)
         await self.attached.open(server)
         self.focus_now = FIRST_FOCUS.but(ledgers=self.focus_now.ledgers)
 
@@ -351,7 +351,7 @@ class PagedTop(App[int]):
         """Back to the table, as it was left."""
         await self.attached.leave()
         self.focus_now = (self._left or FIRST_FOCUS).but(ledgers=self.focus_now.ledgers)
-        self._left = None
+        self._left, self._notice = None, ("", False)
 
     @property
     def _set(self) -> sets.PanelSet:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,6 @@ from tui.look import Look
 from tui.panels.fleet_columns import (
     BY_NAME,
     COLUMNS,
-    PHASES,
     ROLES,
     SORTS,
     Column,
@@ -24,7 +22,7 @@ from tui.panels.fleet_columns import (
     sorted_by,
 )
 from tui.panels.ledgers import WINDOWS
-from tui.panels.line import Line, box, clean, cut, join, length
+from tui.panels.line import Line, box, clean, cut
 from tui.sources import fleet as figures_of
 from tui.sources.fleet import Row, Totals
 from tui.sources.view import FleetView
@@ -80,8 +78,12 @@ def _table(fleet: FleetView, focus: Focus, width: int, height: int) -> _Table:
         at = _at(rows, focus.fleet)
         if at is not None:
             top = min(max(top, at - drawn + 1), at)
-    columns, cells = fitting(width - 2)
+    columns, cells = fitting(width - 2, _longest(every))
     return _Table(columns, cells, every, rows, top, drawn, roomy)
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max((len(row.name) for row in rows), default=0)
 
 
 def _at(rows: Sequence[Row], focus: FleetFocus) -> int | None:
@@ -111,7 +113,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     legend: Line = [(f" rates and quantiles of the last {_span(focus.ledgers.window)} ", "dim")]
     return box(
         _title(table, focus.fleet, width),
-        _phases(table, width - 50),
+        [],
         body,
         width,
         height,
@@ -138,18 +140,6 @@ def _title(table: _Table, focus: FleetFocus, width: int) -> str:
     )
     kind = f' with "{wanted}", {len(table.all):,} in all' if wanted else ""
     return f"fleet, {table.drawn:,} of {count:,} shown{kind}, {by}" + (f", {order}" if order else "")
-
-
-def _phases(table: _Table, room: int) -> Line:
-    """How many servers are in each state."""
-    counts = Counter(row.server.link.phase for row in table.all)
-    parts: list[Line] = [
-        [(f"{counts[phase]:,}", "value"), (f" {phase}", ROLES.get(phase, "bad"))]
-        for phase in reversed(PHASES)
-        if counts[phase]
-    ]
-    line = join(parts, ("  ", "dim"), 200)
-    return line if length(line) <= room else []
 
 
 def _heads(table: _Table, focus: Focus, look: Look) -> Line:
@@ -217,7 +207,7 @@ def _totals(table: _Table, inner: int, look: Look) -> list[Line]:
         value = column.total(totals)
         sums += [(_set(column, column.text(value), width), "dim" if value is None else "value"), (" ", "text")]
         count = sum(column.value(row) is not None for row in telling)
-        told += [(_set(column, f"of {count}" if count < len(telling) else "", width), "dim"), (" ", "text")]
+        told += [(_set(column, f"of {count}" if 0 < count < len(telling) else "", width), "dim"), (" ", "text")]
     return [sums, told]
 
 
@@ -278,9 +268,9 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
         case "up" | "down" | "pageup" | "pagedown" | "home" | "end":
             return _move(_table(fleet, focus, width, height), focus, key)
         case "less_than_sign" | "<":
-            return _sort_beside(focus, width, -1)
+            return _sort_beside(_table(fleet, focus, width, height), focus, -1)
         case "greater_than_sign" | ">":
-            return _sort_beside(focus, width, 1)
+            return _sort_beside(_table(fleet, focus, width, height), focus, 1)
         case "I" | "upper_i":
             return focus.but(fleet=replace(focus.fleet, descending=not focus.fleet.descending))
         case "plus" | "+" | "equals_sign":
@@ -322,9 +312,9 @@ def _move(table: _Table, focus: Focus, key: str) -> Reaction:
     return focus.but(fleet=replace(focus.fleet, row=table.rows[at].name, top=table.top, follow=True))
 
 
-def _sort_beside(focus: Focus, width: int, by: int) -> Focus:
+def _sort_beside(table: _Table, focus: Focus, by: int) -> Focus:
     """Sort by the next column that is shown; the order in which they were named always can be had."""
-    shown = {column.name for column, _ in fitting(width - 2)[0]}
+    shown = {column.name for column, _ in table.columns}
     names = [name for name in SORTS if name in shown or name not in BY_NAME]
     current = sorted_by(focus.fleet)
     at = names.index(current) if current in names else 0

@@ -175,25 +175,24 @@ AS_NAMED = "as named"
 SORTS = (AS_NAMED, *BY_NAME)
 
 
-def fitting(inner: int) -> tuple[tuple[tuple[Column, int], ...], int]:
+def fitting(inner: int, longest: int = LEAST_NAME) -> tuple[tuple[tuple[Column, int], ...], int]:
     """The columns that `inner` cells have room for, each with its width, and the cells of the plot behind them.
 
-    A cell is before each. The name has some of what is left over, the plot the rest; 0: no plot.
+    A cell is before each. Names have room for the `longest` where that leaves enough; the plot has the rest, 0: none.
     """
-    left = inner - 1 - LEAST_NAME
+    least = max(LEAST_NAME, min(longest, MOST_NAME, inner // 4))
+    left = inner - 1 - least
     chosen = {"name"}
     for column in sorted(COLUMNS[1:], key=lambda column: column.place):
         if column.width + 1 > left:
             break
         chosen.add(column.name)
         left -= column.width + 1
-    more = min(MOST_NAME - LEAST_NAME, max(0, left))
-    if len(chosen) == len(COLUMNS) and left - more < LEAST_PLOT + 2:
-        more = max(0, min(more, left - LEAST_PLOT - 2)) if left >= LEAST_PLOT + 2 else more
-    plot = min(MOST_PLOT, left - more - 2) if len(chosen) == len(COLUMNS) else 0
-    widths = {"name": LEAST_NAME + more}
+    whole = len(chosen) == len(COLUMNS)
+    cells = min(MOST_PLOT, left - 2) if whole and left - 2 >= LEAST_PLOT else 0
+    widths = {"name": least + (min(longest - least, left) if longest > least and not cells else 0)}
     columns = tuple((column, widths.get(column.name, column.width)) for column in COLUMNS if column.name in chosen)
-    return columns, plot if plot >= LEAST_PLOT else 0
+    return columns, cells
 
 
 def matching(rows: Sequence[Row], wanted: str) -> list[Row]:

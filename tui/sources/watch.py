@@ -1,0 +1,60 @@
+"""Several servers watched at once, each by a poller of its own: one that hangs, or fails here, ends no other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from tui.sources.items import Failed, Item
+from tui.sources.poller import Poller
+from tui.sources.source import Source
+from tui.sources.tape import BUDGET
+from tui.sources.targets import HttpSettings, Target
+
+AGAIN_SECONDS = 5.0  # until one that failed here is begun anew
+
+
+class Watch:
+    """Run it in a task. `sources` are in the order of the targets."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        http: HttpSettings,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`every`: seconds between two looks at one server."""
+        self.targets = tuple(targets)
+        share = BUDGET // len(self.targets)
+        self.sources = tuple(Source(one.name, one.url, clock, at, share) for at, one in enumerate(self.targets))
+        self._http = http
+        self._every = every
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Watch all of them until cancelled."""
+        following = [asyncio.create_task(self._follow(*one)) for one in zip(self.targets, self.sources, strict=True)]
+        try:
+            await asyncio.gather(*following)
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+    async def _follow(self, target: Target, source: Source) -> None:
+        """One server, for ever. A fault of this program over what it said is told in its row, and nowhere else."""
+        while True:
+            try:
+                await Poller(target, self._http, source.take, source.number, self._every, self._clock).run()
+            except Exception as error:
+                words = f"paged-top failed over what it says: {type(error).__name__}: {error}"
+                self._tell(source, Failed(source.number, self._clock(), "failing", words))
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    @staticmethod
+    def _tell(source: Source, item: Item) -> None:
+        with suppress(Exception):  # what has failed may be the telling
+            source.take(item)
