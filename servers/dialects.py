@@ -169,11 +169,8 @@ _SGLANG = Dialect(
             "sglang:realtime_tokens_total{mode=prefill_compute} + sglang:realtime_tokens_total{mode=prefill_cache}",
             "sglang:prompt_tokens_total",
         ),
-        "prefix_hit_tokens": (
-            "sglang:realtime_tokens_total{mode=prefill_cache}",
-            "sglang:cached_tokens_total{cache_source=total}",  # beside its parts
-            "sglang:cached_tokens_total",
-        ),
+        # Of its cached tokens each request is told by source or, where none is known, as "total": all add up.
+        "prefix_hit_tokens": ("sglang:realtime_tokens_total{mode=prefill_cache}", "sglang:cached_tokens_total"),
     },
     gauges={
         "running": ("sglang:num_running_reqs",),

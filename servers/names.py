@@ -112,25 +112,30 @@ def levels(expression: Expression, samples: Samples) -> dict[Engine, float]:
     values = _by_engine(told(expression.first, samples))
     for sign, name in expression.rest:
         others = _by_engine(told(name, samples))
-        values = {engine: _SIGNS[sign](values[engine], others[engine]) for engine in values if engine in others}
+        others = _joined(others, {*values, *others})
+        values = {engine: _SIGNS[sign](value, others[engine]) for engine, value in values.items() if engine in others}
     return {engine: value for engine, value in values.items() if math.isfinite(value)}
 
 
 def joined(gauges: Mapping[str, Mapping[Engine, float]]) -> dict[str, dict[Engine, float]]:
     """With what is told of a rank alone, without its model, put to the engine that it must be of; left out where
     there are several."""
-    named = sorted({engine for values in gauges.values() for engine in values if engine.model})
-    found: dict[str, dict[Engine, float]] = {}
-    for term, values in gauges.items():
-        for engine, value in values.items():
-            if not engine.model and named:
-                whose = [other for other in named if other.rank == engine.rank]
-                if len(named) == len(values) == 1:
-                    whose = named
-                if len(whose) != 1:
-                    continue
-                engine = whose[0]
-            found.setdefault(term, {})[engine] = value
+    engines = {engine for values in gauges.values() for engine in values}
+    found = {term: _joined(values, engines) for term, values in gauges.items()}
+    return {term: values for term, values in found.items() if values}
+
+
+def _joined(values: Mapping[Engine, float], engines: Iterable[Engine]) -> dict[Engine, float]:
+    named = sorted(engine for engine in set(engines) if engine.model)
+    found: dict[Engine, float] = {}
+    for engine, value in values.items():
+        whose = [engine]
+        if not engine.model and named:
+            whose = [other for other in named if other.rank == engine.rank]
+            if len(named) == len(values) == 1:
+                whose = named
+        if len(whose) == 1:
+            found[whose[0]] = value
     return found
 
 

@@ -10,6 +10,7 @@ layout, which all looks at a server share until a series comes or goes.
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -121,10 +122,11 @@ class Reading:
 
     @property
     def counters(self) -> dict[str, dict[Labels, float]]:
-        return {
-            term: {labels: self.values[slot] for labels, slot in slots.items() if self.values[slot] >= 0}
-            for term, slots in self.layout.counter_slots.items()
-        }
+        found: dict[str, dict[Labels, float]] = {}
+        for (term, labels), value in zip(self.layout.counters, self.values, strict=False):
+            if value >= 0:
+                found.setdefault(term, {})[labels] = value
+        return found
 
     @property
     def gauges(self) -> dict[str, dict[Engine, float]]:
@@ -220,7 +222,7 @@ def read(text: str) -> Reading | None:
     Raises ValueError for a line with a known name that cannot be read, or for a page that is too long.
     """
     for dialect in DIALECTS:
-        if all(any(mark in text for mark in spelt) for spelt in _MARKS[dialect.kind]):
+        if all(mark.search(text) for mark in _MARKS[dialect.kind]):
             found = samples(text, SPELLINGS[dialect.kind])
             if found:
                 return reading(
@@ -238,9 +240,13 @@ def lines_known(text: str) -> str:
     return known(text, _ALL_NAMES)
 
 
+def _mark(*spelt: str) -> re.Pattern[str]:
+    """Found where a line begins so: labels may hold anything."""
+    return re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, spelt))})", re.MULTILINE)
+
+
 _MARKS = {
-    dialect.kind: [(dialect.marks[0], *dialect.spellings), *((mark,) for mark in dialect.marks[1:])]
-    for dialect in DIALECTS
+    dialect.kind: [_mark(dialect.marks[0], *dialect.spellings), *map(_mark, dialect.marks[1:])] for dialect in DIALECTS
 }
 _ALL_NAMES = frozenset(name for names in SPELLINGS.values() for name in names)
 
