@@ -212,8 +212,9 @@ class PrefixCache:
     def __init__(self, chance: random.Random, media: Sequence[str | None] = (None,), group: int | None = None) -> None:
         self.chance, self.media_names, self.group = chance, media, group
         self.media: dict[BlockHash, dict[str | None, int]] = {}
-        self.parents: dict[BlockHash, BlockHash | None] = {}
-        self.kept: dict[BlockHash, tuple[int, ...]] = {}  # token ids of all blocks that there ever were
+        self.parents: dict[BlockHash, BlockHash | None] = {}  # of all blocks that there ever were
+        self.evicted: set[BlockHash] = set()  # since everything was cleared
+        self.kept: dict[BlockHash, tuple[int, ...]] = {}  # their token ids
         self._made = 0
 
     def step(self, leaves_first: bool = True, block_size: int = 4) -> tuple[KvEvent, ...]:
@@ -226,6 +227,7 @@ class PrefixCache:
                 events += self._remove(leaves_first)
             else:
                 self.media.clear()
+                self.evicted.clear()
                 events.append(AllBlocksCleared())
         return tuple(events)
 
@@ -245,6 +247,7 @@ class PrefixCache:
         for one in hashes:
             self.parents[one] = before
             self.kept.setdefault(one, tuple(self.chance.randrange(50_000) for _ in range(block_size)))
+            self.evicted.discard(one)
             held = self.media.setdefault(one, {})
             held[medium] = held.get(medium, 0) + 1
             before = one
@@ -271,6 +274,7 @@ class PrefixCache:
             del self.media[gone][medium]
         if not self.media[gone]:
             del self.media[gone]
+            self.evicted.add(gone)
         return [BlockRemoved((gone,), medium, self.group)]
 
     def _hash(self) -> BlockHash:
