@@ -226,6 +226,16 @@ class Attached(Protocol):
         """What became of each recording."""
         ...
 
+    @property
+    def report(self) -> list[str]:
+        """What replays came to, in lines."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the program fails at its end; empty where it does not."""
+        ...
+
     def begin(self, readonly: bool, tell: Tell) -> None:
         """Once, before anything else: how the screen is told, and whether it may send."""
         ...
@@ -261,6 +271,14 @@ class One:
     def finished(self) -> list[str]:
         return self.shown.recorder.finished
 
+    @property
+    def report(self) -> list[str]:
+        return self.session.replay.report if self.session.replay else []
+
+    @property
+    def error(self) -> str:
+        return self.session.error or (self.session.replay.failure if self.session.replay else "")
+
     def begin(self, readonly: bool, tell: Tell) -> None:
         self._steps = Steps(self.session, readonly, tell)
 
@@ -275,4 +293,5 @@ class One:
 
     async def close(self) -> None:
         """Stop what was started here, and let go of the engine."""
+        self.shown.recorder.stop()
         await self.session.close()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tui.attached import Shown, Steps
 from tui.operator import Tell
@@ -46,6 +45,8 @@ class Attach:
             raise ValueError(f"steps are of one server, and {len(targets)} are named")
         self.targets = tuple(targets)
         self.finished: list[str] = []
+        self.report: list[str] = []
+        self.error = ""
         self._http = http
         self._every = every
         self._steps_first = steps_first
@@ -252,18 +253,20 @@ class Attach:
             return
         steps.recorder.stop()
         self.finished += steps.recorder.finished
-        if following is not None:
-            self._end(following, steps.session.close())
+        self._end(following, steps.session)
 
-    def _end(self, task: asyncio.Task[None], then: Coroutine[Any, Any, None] | None = None) -> None:
-        """Cancel a task, and do what comes after it; nobody waits for that but `close`."""
+    def _end(self, task: asyncio.Task[None] | None, session: Session | None = None) -> None:
+        """Cancel a task, and close its session; nobody waits for that but `close`."""
 
         async def end() -> None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            if then is not None:
-                await then
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if session is not None:
+                await session.close()
+                if session.replay is not None:
+                    self.report += session.replay.report
+                    self.error = session.replay.failure or self.error
 
         ending = asyncio.create_task(end())
         self._ending.add(ending)
