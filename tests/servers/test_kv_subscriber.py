@@ -53,6 +53,36 @@ async def test_a_tree_is_its_publishers_cache_after_each_message(encoding):
     assert tree.churn.stored > 50
 
 
+async def test_through_gaps_restarts_and_changes_of_encoding_the_tree_is_the_publishers_cache():
+    chance = random.Random(11)
+    cache, tree = PrefixCache(chance, ("GPU", "CPU")), KvTree()
+    with KvPublisher(replay=True) as publisher:
+        publisher.publish(*cache.step())
+        async with aclosing(subscribe(publisher.endpoint, publisher.replay_endpoint)) as messages:
+            tree.take(*await take(messages, 1))
+            waiting = asyncio.ensure_future(anext(messages))
+            await asyncio.to_thread(publisher.wait_for_subscriber)
+            for step in range(120):
+                publisher.encoding = chance.choice(ENCODINGS)
+                if step in (40, 80):
+                    await asyncio.to_thread(publisher.restart)
+                    cache = PrefixCache(chance, ("GPU", "CPU"))
+                    await asyncio.to_thread(publisher.wait_for_subscriber)
+                lost = chance.random() < 0.3
+                number = publisher.publish(*cache.step(), drop=lost)
+                while not lost:
+                    message = await asyncio.wait_for(waiting, WAIT)
+                    waiting = asyncio.ensure_future(anext(messages))
+                    tree.take(message)
+                    lost = told(message) == number
+                    if lost:
+                        assert (set(tree.hashes()), tree.complete) == (set(cache.media), True)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+    assert (tree.churn.restarted, tree.churn.missed) == (2, 0)
+    assert len(publisher.asked) > 10
+
+
 async def test_a_gap_is_told_where_it_cannot_be_filled():
     with KvPublisher() as publisher:
         async with aclosing(subscribe(publisher.endpoint)) as messages:
