@@ -51,9 +51,9 @@ class KvBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def event_hash(block_hash: bytes) -> int:
-    """A block's name in events: the last 64 bits of its hash as a number, which is what vLLM publishes unless it is
-    told otherwise, and the one kind that every reader takes."""
-    return int.from_bytes(block_hash[-8:], "big")
+    """A block's name in events: 64 bits of its hash as a number, which is what vLLM publishes unless it is told
+    otherwise, and the kind that every reader takes. In hexadecimal it begins as in `/engine/blocks/{block}`."""
+    return int.from_bytes(block_hash[:8], "big")
 
 
 class KvJournal:

@@ -11,7 +11,7 @@ from engine.sampling_params import SchedulingParams
 from tests.engine.kv_fold import KvFold
 from tests.engine.mirror import greedy, mirror_core
 
-A, B, C, D = (bytes(8) + bytes([number] * 8) for number in (1, 2, 3, 4))
+A, B, C, D = (bytes([number] * 8) + bytes(8) for number in (1, 2, 3, 4))
 
 
 def run(core: EngineCore) -> tuple[KvEvent, ...]:
