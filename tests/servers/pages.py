@@ -220,11 +220,7 @@ def _sglang(engines: Sequence[EngineFigures]) -> list[str]:
         *family(
             "sglang:cached_tokens_total",
             "counter",
-            [
-                ("", {"cache_source": source, "model_name": model}, _cached(engines, model))
-                for model in models
-                for source in ("device", "total")
-            ],
+            [("", {"cache_source": "device", "model_name": model}, _cached(engines, model)) for model in models],
         ),
         *values("time_to_first_token_seconds", "ttft", SHORT),
         *values("inter_token_latency_seconds", "itl", SHORT),
