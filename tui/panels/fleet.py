@@ -17,6 +17,7 @@ from tui.panels.fleet_columns import (
     Column,
     Value,
     fitting,
+    kind,
     ordered,
     plot,
     sorted_by,
@@ -240,7 +241,7 @@ def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
     server, link = row.server, row.server.link
     about: list[tuple[str, str, str]] = [
         ("address", clean(server.url), "text"),
-        ("kind", " ".join(filter(None, (server.kind or "not known yet", clean(server.version)))), "text"),
+        ("kind", " ".join(filter(None, (kind(row) or "not known yet", clean(server.version)))), "text"),
         ("state", link.phase, ROLES.get(link.phase, "bad")),
         ("why", clean(link.detail), "text"),
         ("last heard", "never" if link.age is None else f"{figures.seconds(link.age)} ago", "text"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from servers.dialects import BY_KIND
 from servers.measures import Measures
 from tui import figures
 from tui.focus import FleetFocus
@@ -95,6 +96,12 @@ def _age(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h" if seconds >= 3600 else figures.seconds(seconds)
 
 
+def kind(row: Row) -> str | None:
+    """What people call such a server."""
+    known = BY_KIND.get(row.server.kind)
+    return known.title if known is not None else clean(row.server.kind) or None
+
+
 def models(row: Row) -> str | None:
     """Its model by its last name, or how many there are."""
     names = row.models
@@ -153,7 +160,7 @@ def _restarts(row: Row) -> Value:
 COLUMNS: tuple[Column, ...] = (
     Column("name", "name", LEAST_NAME, 0, lambda row: clean(row.name), _no_total, _word, words=True),
     Column("state", "state", 13, 1, state, _no_total, _word, words=True),
-    Column("kind", "kind", 12, 8, lambda row: row.server.kind or None, _no_total, _word, words=True),
+    Column("kind", "kind", 12, 8, kind, _no_total, _word, words=True),
     Column("model", "model", 18, 12, models, _no_total, _word, words=True),
     Column("running", "run", 5, 2, **_gauge("running"), text=_count),
     Column("waiting", "wait", 5, 3, **_gauge("waiting"), text=_count),
@@ -203,7 +210,7 @@ def matching(rows: Sequence[Row], wanted: str) -> list[Row]:
     return [
         row
         for row in rows
-        if any(wanted in text.lower() for text in (row.name, row.server.kind, row.server.link.phase, *row.models))
+        if any(wanted in text.lower() for text in (row.name, kind(row) or "", row.server.link.phase, *row.models))
     ]
 
 
