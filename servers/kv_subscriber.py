@@ -37,7 +37,8 @@ def subscribe(
     """Messages for ever, through reconnects; closing the generator or cancelling its reader closes the sockets.
 
     `replay` is the endpoint that sends past messages again, where there is one. `topic` is what topics begin with.
-    `told` is called as the connection comes and goes. Raises ValueError for an endpoint that nobody can connect to.
+    `told` is called as the connection comes and goes. Raises ValueError for an endpoint that nobody can connect to, at
+    once or with the first message.
     """
     for one in (endpoint, replay):
         if one is not None:
@@ -94,7 +95,7 @@ class _Subscriber:
                 events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
                 monitor = socket.get_monitor_socket(events)
                 watching = asyncio.create_task(_watch(monitor, self._told))
-            socket.connect(self._endpoint)
+            _connect(socket, self._endpoint)
             async with aclosing(self._again()) as past:
                 async for message in past:
                     yield message
@@ -190,7 +191,7 @@ class _Subscriber:
         socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         try:
             _prepare(socket)
-            socket.connect(self._replay)
+            _connect(socket, self._replay)
             await socket.send_multipart([b"", first.to_bytes(8, "big")])
             while await socket.poll(int(SILENCE * 1000)):
                 frames = await socket.recv_multipart()
@@ -219,6 +220,16 @@ def _prepare(socket: zmq.asyncio.Socket) -> None:
     }
     for option, value in options.items():
         socket.setsockopt(option, value)
+
+
+def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    """Raises ValueError where ZMQ finds that nobody can; a host that is not found is looked for again instead."""
+    import zmq
+
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(f"{endpoint[:80]}: cannot be connected to: {error.strerror}") from None
 
 
 def _parse(frames: Sequence[bytes]) -> tuple[int, bytes] | None:

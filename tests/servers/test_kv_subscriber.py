@@ -299,6 +299,13 @@ def test_endpoints_that_nobody_can_connect_to(endpoint, says):
         subscribe("tcp://127.0.0.1:5557", replay=endpoint)
 
 
+@pytest.mark.parametrize("endpoint", ["tcp://no such host:5557", "ipc:///" + "long" * 100])
+async def test_endpoints_that_zmq_alone_finds_wrong(endpoint):
+    for one in (subscribe(endpoint), subscribe("tcp://127.0.0.1:5557", endpoint)):
+        with pytest.raises(ValueError, match="cannot be connected to"):
+            await asyncio.wait_for(anext(one), WAIT)
+
+
 def test_ranks_publish_on_ports_one_after_the_other():
     assert of_rank("tcp://127.0.0.1:5557", 0) == "tcp://127.0.0.1:5557"
     assert of_rank("tcp://[::1]:5557", 3) == "tcp://[::1]:5560"
