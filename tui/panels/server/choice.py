@@ -65,7 +65,8 @@ def bordered(
     """The panel's box. Its title says of when its figures are, if that is not now, and of which engine; its lower
     edge, with `rates`, how long these are over."""
     engine = whose(seen) if seen.engine is not None else ""
-    titles = [(name, seen.as_of, engine), (name, seen.old, engine), (name, seen.old)]
+    brief = name.partition(",")[0]
+    titles = [(name, seen.as_of, engine), (name, seen.old, engine), (name, seen.old), (brief, seen.old)]
     said = [", ".join(part for part in parts if part) for parts in titles]
     title = next((one for one in said if len(one) <= width - 6), said[-1])
     over = seen.over if len(seen.over) <= width - 6 else "needs two looks"

@@ -41,7 +41,8 @@ def table(seen: Seen, inner: int, rows: int, look: Look) -> list[Line]:
     """A row for each: mean, quantiles, and how many they are of; where it is not told, why."""
     named = inner >= 62
     wide = 22 if named else 8
-    percents = PERCENTS if inner >= wide + _CELL * 5 else PERCENTS[::2] if inner >= wide + _CELL * 4 else PERCENTS[2:]
+    left = (inner - wide - 2) // _CELL - 2  # beside the mean and the count
+    percents = PERCENTS if left >= 3 else PERCENTS[::2] if left == 2 else PERCENTS[2:]
     heads = "".join(f"{head:>{_CELL}}" for head in ("mean", *(f"p{percent}" for percent in percents), "of"))
     out: list[Line] = [fit([(f" {'latency':<{wide}}{heads}", "dim")], inner)]
     measures = seen.measures

@@ -20,6 +20,7 @@ CHARTS = plots.CHARTS
 _BESIDE = 110  # cells from which on the latencies are beside the list
 _LARGE = plots.FRAME_ROWS + 3
 _NAME = 18
+_NOTED = 8  # rows, from which on it is said how tokens are counted
 _TABLE = len(latency.TERMS) + 1
 
 
@@ -49,8 +50,7 @@ class Layout:
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner = Seen.of(frame), width - 2
-    note = words.notes(seen.server.kind, *plots.counted(seen))
-    notes = words.told(note, inner) if note and height - 2 >= 8 else []
+    notes = _notes(seen, inner, height - 2)
     rows = height - 2 - len(notes)
     layout, at = Layout.of(frame, inner, rows), _chosen(frame)
     body: list[Line] = []
@@ -89,7 +89,8 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     """A click on a chart of the list makes it the large one."""
-    layout = Layout.of(frame, width - 2, height - 2)
+    rows = height - 2 - len(_notes(Seen.of(frame), width - 2, height - 2))
+    layout = Layout.of(frame, width - 2, rows)
     at = y - 1 - layout.large
     if not 0 <= at < layout.list or (layout.beside and x > (width - 2) // 2):
         return None
@@ -104,12 +105,17 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     """Every latency, and why what is not told is not."""
     seen = Seen.of(frame)
     out = latency.table(seen, width, _TABLE, look)
-    lacking = [chart for chart in CHARTS if not chart.told(seen)]
-    for chart in lacking:
-        out += words.told(f"{chart.name}: {chart.why(seen)}", width)
-    if note := words.notes(seen.server.kind, *plots.counted(seen)):
-        out += words.told(note, width)
-    return f"latencies, {seen.over}", out
+    why = {chart.name: chart.why(seen) for chart in CHARTS if not chart.told(seen)}
+    why.update({f"{short}, {name}": seen.why(term) for term, name, short in latency.TERMS if not seen.tells(term)})
+    for name, said in why.items():
+        out += words.told(f"{figures.NOT_MEASURED} {name}: {said}", width)
+    return f"latencies, {seen.over}", [*out, *_notes(seen, width, _NOTED)]
+
+
+def _notes(seen: Seen, inner: int, rows: int) -> list[Line]:
+    """What is to be known of how its tokens are counted, where there is room for it."""
+    note = words.notes(seen.server.kind, *plots.counted(seen))
+    return words.told(note, inner) if note and rows >= _NOTED else []
 
 
 def _chosen(frame: Frame) -> int:

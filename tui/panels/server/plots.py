@@ -220,7 +220,10 @@ def hit_rate(seen: Seen, count: int) -> Values:
 
 def unit_of_hits(seen: Seen) -> str:
     """What the server counts its prefix cache's hits in."""
-    return "tokens" if seen.tells("prefix_queried_tokens") or not seen.tells("prefix_queried_blocks") else "blocks"
+    told = [
+        unit for unit in ("tokens", "blocks") if all(seen.tells(f"prefix_{of}_{unit}") for of in ("queried", "hit"))
+    ]
+    return told[0] if told else "tokens"
 
 
 def a_second(value: float | None) -> str:
@@ -242,7 +245,7 @@ PREEMPTIONS = Chart("preemptions", "preempt", ("preemptions",), *of_counter("pre
 HITS = Chart(
     "prefix hit rate",
     "hits",
-    ("prefix_queried_tokens", "prefix_queried_blocks", "hit_rate"),
+    ("prefix_hit_tokens", "prefix_hit_blocks", "hit_rate"),
     lambda seen: seen.measures.hit_rate if seen.measures is not None else None,
     hit_rate,
     figures.percent,

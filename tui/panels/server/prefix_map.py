@@ -88,9 +88,9 @@ def moved(forest: Forest, focus: ServerFocus, key: str, columns: int, rows: int)
         by = shape.columns * (1 if len(key) < 5 else max(1, rows - 1))
         cell = 0 if at is None else shape.cell(forest, at) + (by if key.endswith("down") else -by)
         found = int(shape.runs(forest)[max(0, min(cell, shape.cells - 1))])
-        down = key.endswith("down")
-        # Of a long run the next row is of the same one: then go on to its neighbour.
-        target = found if at is None or found != at else max(0, min(at + (1 if down else -1), last))
+        # Of a long run the next row is of the same one, and a cell of several runs is of its first: go on at least one.
+        further = found if at is None else max(found, at + 1) if key.endswith("down") else min(found, at - 1)
+        target = max(0, min(further, last))
     else:
         return None
     return replace(focus, run=forest.name(target), follow=True)

@@ -131,7 +131,7 @@ def _facts(seen: Seen, inner: int) -> list[Line]:
     unit = "blocks or tokens" if counted_in == "blocks" and seen.server.kind == "vllm" else counted_in
     out: list[Line] = []
     measures = seen.measures
-    if seen.tells(counted):
+    if seen.tells(f"prefix_hit_{counted_in}"):
         queried = measures.growth.get(counted) if measures is not None else None
         hits = measures.growth.get(f"prefix_hit_{counted_in}") if measures is not None else None
         rate = measures.hit_rate if measures is not None else None

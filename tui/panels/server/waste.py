@@ -20,11 +20,11 @@ _SLOTS = (  # term, name, of which term it is a share
 
 def draw(frame: Frame, width: int, height: int, look: Look, top_joint: bool = False) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
-    body = _slots(seen, inner, rows) + _lost(seen, inner)
+    body = [*_slots(seen, inner, rows), *_lost(seen, inner)][:rows]
     if not seen.tells("slots_held"):
         said = words.NO_SLOTS if inner >= _NARROW else words.NO_SLOTS_BRIEF
-        body += words.told(seen.why("slots_held", "waste") if seen.reading is None else said, inner)
-    body = words.fitted(body, rows, inner, look.glyphs.more)
+        notes = words.told(seen.why("slots_held", "waste") if seen.reading is None else said, inner)
+        body += words.fitted(notes, rows - len(body), inner, look.glyphs.more)
     return choice.bordered("ledgers", "waste", frame, seen, body, width, height, look, rates=True, top_joint=top_joint)
 
 
