@@ -12,7 +12,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,17 @@ from tui.options import (
     read_config,
     secret,
     secret_in,
-    server_url,
     whole,
     without_options,
 )
+from tui.sources.targets import HttpSettings, Target, distinct, fleet, header, kv_endpoint, server_urls, target, with_kv
 
 if TYPE_CHECKING:
     from tui.app import PagedTop
+    from tui.attached import Attached
     from tui.focus import Focus
     from tui.look import Look
     from tui.replay import Replay
-    from tui.session import Session
 
 INTERRUPTED = 130
 GONE_SECONDS = 5  # to end in, when the terminal is gone
@@ -47,11 +48,29 @@ DEMO_SIZE = (160, 48)
 DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
 DEMO_MINUTE_SESSIONS = 120  # more than a minute serves: the load lasts to the end
 _THEMES = ("auto", "dark", "light", "colour-blind", "16", "mono")  # as `tui.terminal` has them
+_SOURCES = ("auto", "steps", "metrics")
 _PANELS = ("blocks", "batch", "sharing", "ledgers", "requests", "control")  # as `tui.focus` has them
 
 OPTIONS: tuple[Option, ...] = (
-    Option("url", "attach to this engine; without it one is started, and stopped at the end", server_url, "URL",
+    Option("url", "attach to this server, or to several: said again, between commas, or as a range of ports "
+           "(host:8000-8009); without it an engine is started, and stopped at the end", server_urls, "URL", play=False,
+           many=","),
+    Option("fleet", "a file of servers: a line each, URL or range, perhaps a name and kv=tcp://host:port; # comments",
+           Path, "FILE", play=False),
+    Option("source", "what is read of one --url: steps of a paged-engine, metrics of any server (default: auto)",
+           one_of(*_SOURCES), "NAME", "auto", play=False),
+    Option("every", "seconds between two looks at metrics (default: 1)", number(0.2, 60.0), "SECONDS", 1.0,
            play=False),
+    Option("kv_events", "where the one --url publishes its KV events, tcp://host:5557; after a comma where past ones "
+           "can be had again; said again for each rank", kv_endpoint, "ENDPOINT", play=False, many=" "),
+    Option("api_key", "sent to servers as a bearer token; the variable or a file hides it from `ps`", secret, "KEY",
+           play=False),
+    Option("api_key_file", "a file whose first key that is, unless the key is given", Path, "FILE", play=False),
+    Option("header", "'Name: value' that is sent to servers with every request; said again for more", header, "HEADER",
+           play=False, many="\n"),
+    Option("ca_file", "certificates of the authorities that are believed, instead of the usual ones", Path, "FILE",
+           play=False),
+    Option("insecure", "do not check TLS certificates", default=False, play=False),
     Option("admin_key", "the engine's admin key; the variable or a file hides it from `ps`", secret, "KEY", play=False),
     Option("admin_key_file", "a file whose first key that is, unless the key is given", Path, "FILE", play=False),
     Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
@@ -71,10 +90,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("readonly", "never change the engine", default=False, play=False),
     Option("ascii", "draw with ASCII alone (default: by the terminal)"),
     Option("web", "serve the screen to browsers instead", default=False),
-    Option("insecure", "let --web listen beyond loopback, though it asks nobody for a key", default=False),
+    Option("web_insecure", "let --web listen beyond loopback, though it asks nobody for a key", default=False),
 )  # fmt: skip
 
-_KEY, _KEY_FILE = (option for option in OPTIONS if option.name in ("admin_key", "admin_key_file"))
+_BY_NAME = {option.name: option for option in OPTIONS}
+_KEYS = ("api_key", "admin_key")
+_SECRET = tuple(_BY_NAME[name] for name in (*_KEYS, *(f"{key}_file" for key in _KEYS), "header"))
 
 
 def make_parser(play: bool = False) -> Parser:
@@ -116,12 +137,47 @@ def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
         if option not in options:
             setattr(chosen, option.name, option.default)
     chosen.play = chosen.file if play else None
-    if chosen.admin_key is None and chosen.admin_key_file is not None:
-        try:
-            chosen.admin_key = secret_in(chosen.admin_key_file)
-        except argparse.ArgumentTypeError as error:
-            parser.error(f"--admin-key-file: {error}")
+    for key in _KEYS:
+        key_file = getattr(chosen, f"{key}_file")
+        if getattr(chosen, key) is None and key_file is not None:
+            with _naming(parser, _BY_NAME[f"{key}_file"].flag):
+                setattr(chosen, key, secret_in(key_file))
+    chosen.targets = _targets(parser, chosen)
+    # One server has the admin key anyway, which opens its metrics too; of several each may be anybody's.
+    key = chosen.api_key if chosen.api_key is not None or len(chosen.targets) > 1 else chosen.admin_key
+    chosen.http = HttpSettings(key, chosen.admin_key, tuple(chosen.header or ()), chosen.ca_file, chosen.insecure)
     return parser, chosen
+
+
+@contextmanager
+def _naming(parser: Parser, flag: str) -> Iterator[None]:
+    """Bad input of an option ends the program, and is told with its flag."""
+    try:
+        yield
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"{flag}: {error}")
+
+
+def _targets(parser: Parser, options: argparse.Namespace) -> tuple[Target, ...]:
+    """The servers that are named, each once. With KV events of one, its metrics are what is read."""
+    listed: tuple[Target, ...] = ()
+    if options.fleet is not None:
+        with _naming(parser, "--fleet"):
+            listed = fleet(options.fleet)
+    with _naming(parser, "--fleet" if listed else "--url"):
+        targets = distinct((*map(target, options.url or ()), *listed))
+    if options.kv_events:
+        if len(targets) != 1:
+            parser.error("--kv-events is of one --url; in a --fleet file each line has its own kv=tcp://host:port")
+        with _naming(parser, "--kv-events"):
+            targets = (with_kv(targets[0], (*targets[0].kv, *options.kv_events)),)
+    if options.source == "steps" and len(targets) > 1:
+        parser.error("--source: steps are of one --url alone: several are read by their metrics")
+    if any(one.kv for one in targets):
+        if options.source == "steps":
+            parser.error("--source: steps have all of KV memory in them; KV events are shown beside metrics")
+        options.source = "metrics"
+    return targets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,12 +232,42 @@ def _check(parser: Parser, options: argparse.Namespace, terminal: bool) -> None:
     for one, other in (("demo", "once"), ("demo", "json"), ("web", "once"), ("web", "json"), ("web", "demo")):
         if getattr(options, one) and getattr(options, other):
             parser.error(f"--{one} and --{other} exclude each other")
-    if options.url and options.model:
-        parser.error("--model is for an engine that is started; --url names one that runs")
+    if options.targets and options.model:
+        parser.error(f"--model is for an engine that is started; {_named_by(options)} names one that runs")
+    if options.demo and len(options.targets) > 1:
+        parser.error(f"--demo is of one engine, and {_named_by(options)} names {len(options.targets)}")
+    if options.demo and options.source == "metrics":
+        parser.error("--demo is of an engine whose steps are read: not with --source metrics or KV events")
+    _check_tls(parser, options)
     if options.demo and options.readonly and not terminal:
         parser.error("--demo without a terminal switches modes, which --readonly forbids")
     if options.web:
         _check_web(parser, options)
+
+
+def _named_by(options: argparse.Namespace) -> str:
+    return "--fleet" if options.fleet is not None else "--url"
+
+
+def _check_tls(parser: Parser, options: argparse.Namespace) -> None:
+    """Authorities that can be read, or the warning that none is asked."""
+    if options.insecure and options.ca_file is not None:
+        parser.error("--insecure checks no certificates, and --ca-file says by whom they are: one of them")
+    if options.ca_file is not None:
+        import ssl
+
+        try:
+            ssl.create_default_context(cafile=options.ca_file)
+        except ssl.SSLError:
+            parser.error(f"--ca-file: {options.ca_file}: has no certificate that can be read (PEM)")
+        except (OSError, ValueError) as error:
+            parser.error(f"--ca-file: {options.ca_file}: {getattr(error, 'strerror', None) or error}")
+    if options.insecure and any(one.url.startswith("https:") for one in options.targets):
+        print(
+            "paged-top: warning: --insecure: certificates are not checked: whoever is in between can read the keys "
+            "and answer instead",
+            file=sys.stderr,
+        )
 
 
 def _check_web(parser: Parser, options: argparse.Namespace) -> None:
@@ -194,15 +280,15 @@ def _check_web(parser: Parser, options: argparse.Namespace) -> None:
     except (OSError, UnicodeError) as error:
         parser.error(f"--web-host: {options.web_host}: {str(getattr(error, 'strerror', None) or error).lower()}")
     whoever = f"--web-host: whoever reaches {options.web_host or 'this machine'}"
-    if not options.insecure:
+    if not options.web_insecure:
         parser.error(
             f"{whoever} would be at the keys of this screen, for --web asks for no password; leave it on 127.0.0.1 "
-            "with a proxy that does in front (see docs/security.md), or say --insecure"
+            "with a proxy that does in front (see docs/security.md), or say --web-insecure"
         )
     can = "see this screen and record to files here"
     if not options.readonly and not options.play:
         can = "steer the engine (unless --readonly), see this screen and record to files here"
-    print(f"paged-top: warning: --insecure: {whoever} can {can}", file=sys.stderr)
+    print(f"paged-top: warning: --web-insecure: {whoever} can {can}", file=sys.stderr)
 
 
 def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutine[Any, Any, int]:
@@ -216,35 +302,36 @@ def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutin
         from tui.once import run_once
 
         size, focus = _size((80, 24)), _focus(options)
-        return run_once(options.url, options.model, options.json, size, look, focus, options.admin_key)
+        if len(options.targets) > 1 or options.source == "metrics":
+            from tui.sources.once import run_servers_once
+
+            return run_servers_once(options.targets, options.http, options.every, options.json, size, look, focus)
+        one = options.targets[0] if options.targets else None
+        every = None if options.source == "steps" else options.every
+        return run_once(one, options.model, options.json, size, look, focus, options.http, every)
     return _app(options, look)
 
 
 async def _app(options: argparse.Namespace, look: Look) -> int:
     from tui.app import PagedTop
 
-    session = _session(options)
-    if isinstance(session, int):
-        return session
-    app = PagedTop(session, look, readonly=options.readonly, frames=options.frames, focus=_focus(options))
+    attached = _attached(options)
+    if isinstance(attached, int):
+        return attached
+    app = PagedTop(attached, look, readonly=options.readonly, frames=options.frames, focus=_focus(options))
     _end_on_signals(app)
     watching = asyncio.create_task(_watch_terminal())
     try:
         code = await app.run_async()
     finally:
         watching.cancel()
-        app.recorder.stop()
-        await session.close()
-    for words in app.recorder.finished:
+        await attached.close()
+    for words in attached.finished:
         print(f"paged-top: {words}", file=sys.stderr)
-    replay = session.replay
-    if replay and replay.report:
-        print("\n".join(replay.report))
-    if session.error:
-        print(f"paged-top: error: {session.error}", file=sys.stderr)
-        return 1
-    if replay and replay.failure:
-        print(f"paged-top: error: {replay.failure}", file=sys.stderr)
+    if attached.report:
+        print("\n".join(attached.report))
+    if attached.error:
+        print(f"paged-top: error: {attached.error}", file=sys.stderr)
         return 1
     return code if code is not None else 1
 
@@ -278,29 +365,58 @@ def _focus(options: argparse.Namespace) -> Focus:
     return Focus(panel=options.panel, expanded=True) if options.panel else Focus()
 
 
-def _session(options: argparse.Namespace) -> Session | int:
+def _attached(options: argparse.Namespace) -> Attached | int:
     """What the screen is attached to, or the exit code where that cannot be."""
+    from tui.attached import One
     from tui.session import Session
 
     if options.play:
-        from tui.player import Player
         from tui.recording import RecordingError
 
         try:
-            player = Player(options.play, options.speed)
+            return _played(options)
         except RecordingError as error:
             print(f"paged-top play: error: {error}", file=sys.stderr)
             return USAGE
-        if options.step is not None:
-            player.pause()
-            player.seek(options.step)
-        return Session(player=player)
+    if options.targets and not options.demo and (len(options.targets) > 1 or options.source != "steps"):
+        from tui.sources.attach import Attach
+
+        steps_first = options.source == "auto" and len(options.targets) == 1
+        return Attach(options.targets, options.http, options.every, steps_first)
     replay = _replay(options.trace) if options.demo else None
     if options.demo and replay is None:
         return USAGE
-    return Session(
-        options.url, options.model, replay, None, DEMO_SPEED, trace=options.trace, admin_key=options.admin_key
-    )
+    url, user = _address(options)
+    return One(Session(url, options.model, replay, None, DEMO_SPEED, trace=options.trace, http=options.http, user=user))
+
+
+def _played(options: argparse.Namespace) -> Attached:
+    """A recording of steps, or of servers. Raises RecordingError."""
+    from tui.attached import One
+    from tui.player import Player
+    from tui.recording import is_of_sources
+    from tui.session import Session
+
+    if is_of_sources(options.play):
+        from tui.sources.attach import Attach
+        from tui.sources.player import SourcePlayer
+
+        servers = SourcePlayer(options.play, options.speed)
+        if options.step is not None:
+            servers.pause()
+            servers.seek(options.step)
+        return Attach(player=servers)
+    player = Player(options.play, options.speed)
+    if options.step is not None:
+        player.pause()
+        player.seek(options.step)
+    return One(Session(player=player))
+
+
+def _address(options: argparse.Namespace) -> tuple[str | None, str]:
+    """Of the one server that is named, if one is: its URL, and its user."""
+    (one,) = options.targets or (None,)
+    return (one.url, one.user) if one is not None else (None, "")
 
 
 async def _demo(options: argparse.Namespace, look: Look) -> int:
@@ -310,8 +426,8 @@ async def _demo(options: argparse.Namespace, look: Look) -> int:
     replay = _replay(options.trace)
     if replay is None:
         return USAGE
-    key = options.admin_key
-    session = Session(options.url, options.model, replay, DEMO_MINUTE_SESSIONS, DEMO_SPEED, admin_key=key)
+    url, user = _address(options)
+    session = Session(url, options.model, replay, DEMO_MINUTE_SESSIONS, DEMO_SPEED, http=options.http, user=user)
     try:
         return await run_demo(session, replay, _size(DEMO_SIZE), look)
     finally:
@@ -336,13 +452,16 @@ async def _web(options: argparse.Namespace, argv: Sequence[str]) -> int:
     from tui.hosts import name_in
     from tui.web import NoWeb, serve
 
-    own = None if options.url or options.play else EngineProcess(options.model)
-    if options.admin_key is not None:  # the pages' programs find it where nobody else can look
-        os.environ.pop(_KEY_FILE.variable, None)
-        os.environ[_KEY.variable] = options.admin_key
+    own = None if options.targets or options.play else EngineProcess(options.model)
+    for name in _KEYS:  # the pages' programs find them where nobody else can look
+        if (key := getattr(options, name)) is not None:
+            os.environ.pop(_BY_NAME[f"{name}_file"].variable, None)
+            os.environ[_BY_NAME[name].variable] = key
+    if options.header:
+        os.environ[_BY_NAME["header"].variable] = "\n".join(f"{name}: {value}" for name, value in options.header)
 
     async def started() -> list[str]:
-        command = [sys.executable, "-m", "tui.cli", *without_options(argv, (_KEY, _KEY_FILE)), "--no-web"]
+        command = [sys.executable, "-m", "tui.cli", *without_options(argv, _SECRET), "--no-web"]
         if own is None:
             return command
         print("paged-top: starting an engine", file=sys.stderr)

@@ -26,6 +26,8 @@ from engine.protocol import (
     decode_snapshot,
 )
 from tui.engine_api import Accepted, Down, Locked, Missing, NotAnEngine, Refused, Unreachable
+from tui.sources.http import open_client, why
+from tui.sources.targets import NO_SETTINGS, HttpSettings, Target
 
 Answer = TypeVar("Answer")
 UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: brackets in brackets in brackets
@@ -40,18 +42,13 @@ _NOT_FOUND = ("request_not_found", "block_not_found")  # the codes of a 404 that
 
 
 class HttpEngine:
-    """A paged-engine at `url`, asked with an admin key where it has one."""
+    """A paged-engine at `url`, asked as `http` says, with its admin key; `user` is of the address."""
 
-    def __init__(self, url: str, admin_key: str | None = None) -> None:
+    def __init__(self, url: str, http: HttpSettings = NO_SETTINGS, user: str = "") -> None:
         self.url = url.rstrip("/")
-        self._has_key = admin_key is not None
-        # No proxy and no environment: the engine is where the URL says.
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT),
-            trust_env=False,
-            headers={"Authorization": f"Bearer {admin_key}"} if admin_key is not None else None,
-        )
+        headers = http.headers_for(Target("", self.url, user), ours=True)
+        self._has_key = any(name.lower() == "authorization" for name in headers)
+        self._http = open_client(self.url, headers, http, httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
 
     async def snapshot(self) -> Snapshot:
         """The engine's state now. Raises Unreachable or NotAnEngine."""
@@ -243,17 +240,7 @@ def _decode(data: bytes) -> Record | Gap | Snapshot:
 
 
 def _reason(error: httpx.HTTPError) -> str:
-    match error:
-        case httpx.ConnectError() if "SSL" in str(error):
-            return f"no TLS with what answers there ({str(error)[:200]})"
-        case httpx.ConnectTimeout() | httpx.ConnectError():
-            return "nothing answers there"
-        case httpx.TimeoutException():
-            return f"no answer within {READ_TIMEOUT:.0f} s"
-        case httpx.RemoteProtocolError():
-            return "the connection was cut, or it does not speak HTTP"
-        case _:
-            return str(error) or type(error).__name__
+    return why(error, READ_TIMEOUT)
 
 
 def _error(content: bytes) -> dict[str, Any]:

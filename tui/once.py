@@ -25,6 +25,7 @@ from tui.panels.line import text_of
 from tui.player import Player
 from tui.recording import RecordingError
 from tui.session import Session
+from tui.sources.targets import NO_SETTINGS, HttpSettings, Target
 from tui.themes import MONO
 from tui.view import Frame, Status
 
@@ -67,16 +68,21 @@ def fail(message: str) -> int:
 
 
 async def run_once(
-    url: str | None,
+    target: Target | None,
     model: str | None,
     json: bool,
     size: tuple[int, int],
     look: Look,
     focus: Focus = FIRST_FOCUS,
-    admin_key: str | None = None,
+    http: HttpSettings = NO_SETTINGS,
+    every: float | None = None,
 ) -> int:
-    """Print once and return the exit code."""
-    own = EngineProcess(model) if url is None else None
+    """Print once and return the exit code.
+
+    What is no paged-engine is read by its metrics, with `every` seconds between two looks; None: it is an error.
+    """
+    own = EngineProcess(model) if target is None else None
+    url, user = ("", "") if target is None else (target.url, target.user)
     engine: HttpEngine | None = None
     try:
         if own:
@@ -85,14 +91,19 @@ async def run_once(
                 url = await own.start()
             except (EngineFailed, OSError) as error:
                 return fail(f"the engine did not start: {error}")
-        assert url is not None
-        engine = HttpEngine(url, admin_key)
+        engine = HttpEngine(url, http, user)
         snapshot = await engine.snapshot()
         if json:
             print(totals_json(snapshot, await _loads(engine)))
         else:
             write_frame(await _observed(engine, url, focus), *size, look, sys.stdout)
-    except (Unreachable, NotAnEngine) as error:
+    except NotAnEngine as error:
+        if target is None or every is None:
+            return fail(f"{url}: {error}")
+        from tui.sources.once import run_other_once
+
+        return await run_other_once(target, http, every, json, size, look, focus, error)
+    except Unreachable as error:
         return fail(f"{url}: {error}")
     finally:
         if engine:

@@ -7,14 +7,10 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 ENVIRONMENT = "PAGED_TOP_"
-_PLACE = re.compile(r"([^@]*@)?(\[[^\[\]]+\]|[^\[\]:@]+)(:\d+)?")
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
 _COMMENT = re.compile(r"(^|\s)#.*")  # a key may have one too, but no space before it
 _KEY_FILE = 1 << 20  # characters that are read of one
 USAGE = 2
@@ -30,7 +26,10 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`parse` reads its text and raises ArgumentTypeError; a switch has none. `play`: for recordings too."""
+    """`parse` reads its text and raises ArgumentTypeError; a switch has none. `play`: for recordings too.
+
+    `many`: it may be said several times, `parse` gives a tuple, and that stands between two in a variable.
+    """
 
     name: str
     help: str
@@ -39,6 +38,7 @@ class Option:
     default: Any = None
     play: bool = True
     live: bool = True
+    many: str = ""
 
     @property
     def flag(self) -> str:
@@ -47,29 +47,6 @@ class Option:
     @property
     def variable(self) -> str:
         return ENVIRONMENT + self.name.upper()
-
-
-def server_url(text: str) -> str:
-    """An http(s) address, perhaps with a path. Raises ArgumentTypeError."""
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname or "", parts.port
-        whole = _PLACE.fullmatch(parts.netloc) is not None
-        address = ":" in host or host.replace(".", "").isdigit()
-        known = bool(ip_address(host.partition("%")[0])) if address else _HOST.fullmatch(host) is not None
-        usable = (
-            whole
-            and known
-            and parts.scheme in ("http", "https")
-            and not parts.query
-            and not parts.fragment
-            and port != 0
-        )
-    except ValueError:  # of a port, of brackets, or of an IP address
-        usable = False
-    if not usable or not text.isascii() or not text.isprintable() or " " in text:
-        raise argparse.ArgumentTypeError(f"must be an address such as http://127.0.0.1:8000, got {text!r}")
-    return text.rstrip("/").removesuffix("/v1")
 
 
 def secret(text: str) -> str:
@@ -172,16 +149,40 @@ def add_options(parser: Parser, options: tuple[Option, ...], file: Mapping[str, 
         text = os.environ.get(option.variable)
         if text:
             try:
-                default = _parsed(option, text)
+                default = _parsed(option, text.split(option.many) if option.many else text)
             except argparse.ArgumentTypeError as error:
                 parser.error(f"{option.variable}: {error}")
         words = f"{option.help} [{option.variable}]"
         if option.parse is None:
             parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=default, help=words)
         else:
+            action = _Collect if option.many else "store"
             parser.add_argument(
-                option.flag, type=option.parse, default=default, metavar=option.metavar or None, help=words
+                option.flag,
+                type=option.parse,
+                action=action,
+                default=default,
+                metavar=option.metavar or None,
+                help=words,
             )
+
+
+class _Given(tuple[Any, ...]):
+    """What the command line has said so far, and no default."""
+
+
+class _Collect(argparse.Action):
+    """Values of an option that may be said several times: they go before a variable's and the file's together."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, _Given((*(before if isinstance(before, _Given) else ()), *values)))
 
 
 def without_options(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
@@ -198,6 +199,9 @@ def without_options(arguments: Sequence[str], options: Sequence[Option]) -> list
 
 
 def _parsed(option: Option, value: Any) -> Any:
+    if option.many and option.parse is not None:
+        values = value if isinstance(value, list) else [value]
+        return tuple(found for one in values if (text := str(one).strip()) for found in option.parse(text))
     if option.parse is not None:
         return option.parse(str(value))
     word = str(value).lower()

@@ -125,7 +125,9 @@ class Replay:
         self._started = 0.0
         self._ended: float | None = None
 
-    async def start(self, url: str, sessions: int | None, admin_key: str | None = None) -> None:
+    async def start(
+        self, url: str, sessions: int | None, admin_key: str | None = None, api_key: str | None = None
+    ) -> None:
         """Replay against `url`, unless it does already, at the speed that was asked for last. Raises OSError."""
         async with self._changing:
             if self.running:
@@ -138,8 +140,9 @@ class Replay:
             options = ["--url", url, "--speed", f"{self.speed:g}", "--steer", "--no-probe", *limit]
             self._started = self._clock()
             program = [*command("loadgen", "loadgen.cli"), "replay", str(self.trace), *options]
-            key = {} if admin_key is None else {"LOADGEN_ADMIN_KEY": admin_key}
-            self._child = await Child.start(program, self._hear, steered=True, environment=key)
+            keys = {"LOADGEN_ADMIN_KEY": admin_key, "LOADGEN_API_KEY": api_key}
+            given = {name: key for name, key in keys.items() if key is not None}
+            self._child = await Child.start(program, self._hear, steered=True, environment=given)
 
     def set_speed(self, speed: float) -> None:
         """Let it go by another speed from now on, or the next one if none runs."""

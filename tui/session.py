@@ -17,6 +17,7 @@ from tui.health import HealthReader
 from tui.loads import LoadReader
 from tui.player import Player
 from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
+from tui.sources.targets import NO_SETTINGS, HttpSettings
 from tui.view import Link, Playing, View
 
 
@@ -34,12 +35,13 @@ class Session:
         engine: Engine | None = None,
         player: Player | None = None,
         trace: Path | None = None,
-        admin_key: str | None = None,
+        http: HttpSettings = NO_SETTINGS,
+        user: str = "",
     ) -> None:
         """`player`: a recording instead of an engine; `engine`: one that is there already (tests).
 
         `replay` starts when the engine is seen; `trace` is of one that is started later (None: the project's own).
-        `admin_key` is the engine's.
+        `http` says how the engine is asked, with its keys; `user` is of its address.
         """
         self.url = url
         self.player = player
@@ -52,7 +54,8 @@ class Session:
         self._replay_sessions = replay_sessions
         self._load_from_start = replay is not None
         self._trace = trace
-        self._admin_key = admin_key
+        self._http = http
+        self._user = user
         if replay is not None:
             replay.speed = replay_speed
         self._clock = clock
@@ -120,7 +123,7 @@ class Session:
         if self.feed is None:
             from tui.client import HttpEngine  # HTTP takes its time to load: the screen is there first
 
-            self.feed = Feed(HttpEngine(self.url or "", self._admin_key), self._clock)
+            self.feed = Feed(HttpEngine(self.url or "", self._http, self._user), self._clock)
         following = [asyncio.create_task(self.feed.run())]
         if self.player is None:
             self.loads = LoadReader(self.feed.engine)
@@ -153,7 +156,7 @@ class Session:
                 self.replay = Replay(self._trace or find_trace(), self._clock)
             match action:
                 case "start":
-                    await self.replay.start(self.url, self._replay_sessions, self._admin_key)
+                    await self.replay.start(self.url, self._replay_sessions, self._http.admin_key, self._http.api_key)
                 case "stop":
                     await self.replay.stop()
                 case "speed":

@@ -57,6 +57,7 @@ from tui.client import UNDECODED, _events
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
 from tui.recording import RecordingError, read_heads, read_recording
+from tui.sources import targets as screen_targets
 
 # Server-sent events
 
@@ -388,7 +389,8 @@ OPTIONS: tuple[Callable[[str], object], ...] = (
     size, size_or_none, between(1, 100), number(0, 5), unicode_text, key,
     load_options.positive_int, load_options.positive_float, load_options.whole_number, load_options.server_url,
     load_options.engine_arguments, load_options.api_key, load_options.yes_or_no,
-    screen_options.server_url, screen_options.secret, screen_options.number(0, 9), screen_options.whole(0, 9),
+    screen_targets.server_urls, screen_targets.header, screen_targets.kv_endpoint, screen_options.secret,
+    screen_options.number(0, 9), screen_options.whole(0, 9),
 )  # fmt: skip
 VALUE_OPTIONS: tuple[Callable[[str], object], ...] = (
     parse_duration, parse_slo, parse_rule, parse_fault, lambda text: parse_arrivals(text, 1),

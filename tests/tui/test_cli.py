@@ -88,11 +88,18 @@ def test_the_app_and_what_it_imports_load_no_torch():
         ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
         ("https://h.example/v1/", "https://h.example"),
         ("http://[::1]:80/", "http://[::1]:80"),
-        ("http://user:word@my_host:1/below", "http://user:word@my_host:1/below"),
+        ("http://user:word@my_host:1/below", "http://my_host:1/below"),
+        ("http://h:8000/metrics", "http://h:8000"),
+        ("http://h:8000/prometheus/metrics/", "http://h:8000"),
+        ("h:8000", "http://h:8000"),
+        ("127.0.0.1:8000/below", "http://127.0.0.1:8000/below"),
     ],
 )
 def test_good_addresses(text, url):
-    assert parse(["--url", text])[1].url == url
+    (target,) = parse(["--url", text])[1].targets
+    assert target.url == url
+    assert target.user == ("user:word" if "@" in text else "")
+    assert "word" not in repr(target)
 
 
 def test_a_full_disk_is_one_line(tmp_path):

@@ -13,6 +13,7 @@ from aiohttp import web
 from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
 from tui.client import HttpEngine, _events, _reason
 from tui.engine_api import Down, Locked, Missing, NotAnEngine, Refused, Unreachable
+from tui.sources.targets import HttpSettings
 
 
 @asynccontextmanager
@@ -62,7 +63,7 @@ async def test_the_key_goes_with_every_question_and_into_no_message():
 
     paths = [("snapshot", "get"), ("steps", "get"), ("loads", "get"), ("control", "patch"), ("requests__a", "delete")]
     async with serving(**{f"{method}__engine__{path}": locked for path, method in paths}) as open_engine:
-        engine = HttpEngine(open_engine.url, "s3cret")
+        engine = HttpEngine(open_engine.url, HttpSettings(admin_key="s3cret"))
         told = []
         for work in (engine.snapshot(), anext(engine.steps(1)), engine.loads()):
             with pytest.raises(Locked, match="it refuses the key: HTTP 401") as error:
@@ -98,7 +99,7 @@ async def test_the_last_failure_is_the_engines_own_word(answer, reason):
 async def test_a_key_that_opens_too_little_is_told_in_the_engines_words():
     body = b'{"error": {"message": "this route needs an admin key, and an API key came"}}'
     async with serving(get__engine__snapshot=answering(body, 403)) as open_engine:
-        engine = HttpEngine(open_engine.url, "s3cret")
+        engine = HttpEngine(open_engine.url, HttpSettings(admin_key="s3cret"))
         with pytest.raises(Locked, match=r"^this route needs an admin key, and an API key came$"):
             await engine.snapshot()
         await engine.close()

@@ -42,15 +42,20 @@ def test_the_command_line_goes_before_the_environment_before_the_file(config, mo
 
 
 def test_every_option_can_come_from_each_place(config, monkeypatch):
-    texts = {"url": "http://h:1", "theme": "16", "panel": "batch", "frames": "2", "web_port": "99", "step": "7"}
+    fleet = config.parent / "fleet"
+    fleet.write_text("http://g:1")
+    texts = {"url": "http://h:1", "theme": "16", "panel": "batch", "frames": "2", "web_port": "99", "step": "7",
+             "fleet": str(fleet), "source": "metrics", "header": "A: b", "kv_events": "tcp://h:1"}  # fmt: skip
     for option in OPTIONS:
         if option.name == "config":
             continue
         text = texts.get(option.name, "2" if option.parse else "1")
-        if option.name == "admin_key_file":
+        if option.name in ("admin_key_file", "api_key_file"):
             (config.parent / "key").write_text("from-the-file")
             text = str(config.parent / "key")
         arguments = ["play", "x.jsonl"] if not option.live else []
+        if option.name == "kv_events":
+            arguments = ["--url", "http://h:1"]
         config.write_text(f'{option.name} = "{text}"\n')
         from_file = getattr(options(*arguments), option.name)
         config.write_text("")
@@ -68,7 +73,7 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
         ("frames = 'many'", "frames: must be a number from 0.5 to 60, got 'many'"),
         ("frames = 1000", "frames: must be a number from 0.5 to 60"),
         ("web_port = 0", "web_port: must be a whole number from 1 to 65,535, got '0'"),
-        ("colour = 1", "colour: no such option; known are admin_key, admin_key_file, ascii"),
+        ("colour = 1", "colour: no such option; known are admin_key, admin_key_file, api_key, api_key_file, ascii"),
         ("config = 'x'", "config: no such option"),
         ("readonly = 'perhaps'", "readonly: must be 1 or 0"),
         ("url = 'nowhere'", "url: must be an address"),
@@ -166,7 +171,7 @@ def test_a_key_file_without_a_key_is_refused(tmp_path, capsys, text):
 
 
 def test_keys_are_taken_off_the_command_line_of_a_page():
-    options = [option for option in OPTIONS if option.name.startswith("admin_key")]
+    options = [option for option in OPTIONS if option.name in ("admin_key", "admin_key_file")]
     arguments = [
         "--admin-key",
         "a",

@@ -127,7 +127,7 @@ def test_it_does_not_listen_beyond_loopback_unless_that_is_meant(port, host):
     (line,) = done.stderr.splitlines()
     assert "error: --web-host: whoever reaches" in line
     assert "proxy" in line
-    assert "--insecure" in line
+    assert "--web-insecure" in line
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -135,13 +135,13 @@ async def test_beyond_loopback_it_warns_who_may_do_what(port, readonly):
     arguments = ["--web", "--web-host", "0.0.0.0", "--web-port", str(port), "--url", "http://127.0.0.1:9"]
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tui.cli", *arguments, *(["--readonly"] if readonly else [])),
-        env={**CLEAN, "PAGED_TOP_INSECURE": "1"},
+        env={**CLEAN, "PAGED_TOP_WEB_INSECURE": "1"},
         stderr=subprocess.PIPE,
     )
     try:
         warned = (await asyncio.wait_for(server.stderr.readline(), 30)).decode()
         await asyncio.wait_for(server.stderr.readline(), 30)
-        assert warned.startswith("paged-top: warning: --insecure: --web-host: whoever reaches 0.0.0.0 can ")
+        assert warned.startswith("paged-top: warning: --web-insecure: --web-host: whoever reaches 0.0.0.0 can ")
         assert ("steer the engine (unless --readonly)" in warned) == (not readonly)
         async with (
             aiohttp.ClientSession() as client,

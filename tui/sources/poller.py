@@ -1,0 +1,185 @@
+"""One server, asked again and again: its metrics, llama.cpp's slots, and what it publishes of its KV cache.
+
+Each has a connection and tasks of its own, so that one that hangs holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from servers.dialects import BY_KIND
+from servers.kv_events import to_builtins
+from servers.reading import lines_known
+from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
+from tui.sources.http import Answer, Http, NoAnswer
+from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
+from tui.sources.targets import HttpSettings, KvEndpoint, Target
+
+LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
+TIMEOUT_LOOKS = 3  # so many times the time between two looks
+FOREIGN_SECONDS = 5.0  # between two looks at what is no server known here: each asks at several paths
+
+
+class Poller:
+    """Run it in a task. `sink` gets what is heard, in order; the poller itself keeps no figures."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: HttpSettings,
+        sink: Callable[[Item], None],
+        source: int,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`source` is the number that its items have, `every` the seconds from one look to the next."""
+        self.target = target
+        self._settings = settings
+        self._sink = sink
+        self._source = source
+        self._every = every
+        self._clock = clock
+        self._found: Found | None = None
+        self._version = ""
+        self._asking: asyncio.Task[None] | None = None  # for its version: nothing waits for that
+        self._slots = True  # whether it tells its slots
+        self._failing = False
+
+    async def run(self) -> None:
+        """Look until cancelled. Never two looks at once: one that takes too long leaves out the next."""
+        self._tell_head()
+        events = [asyncio.create_task(self._hear(endpoint)) for endpoint in self.target.kv]
+        timeout = max(LEAST_TIMEOUT, TIMEOUT_LOOKS * self._every)
+        try:
+            async with Http(self.target, self._settings, timeout, self._clock) as http:
+                began = self._clock()
+                while True:
+                    pause = await self._look(http)
+                    looks = math.floor((self._clock() - began) / pause) + 1
+                    await asyncio.sleep(max(0.0, began + looks * pause - self._clock()))
+        finally:
+            tasks = [*events, *([self._asking] if self._asking is not None else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, http: Http) -> float:
+        """Ask once; gives the seconds from one look to the next."""
+        found = self._found
+        if found is None:
+            outcome = await find(http)
+            if isinstance(outcome, NotFound):
+                self._fail(outcome.time, outcome.phase, outcome.reason)
+                return max(self._every, FOREIGN_SECONDS) if outcome.phase == "foreign" else self._every
+            await self._take(http, outcome, outcome.answer)
+            return self._every
+        try:
+            answer = await http.get(found.path)
+        except NoAnswer as error:
+            self._fail(http.now(), "failing", str(error))
+            return self._every
+        if answer.status == 200:
+            try:
+                kind = kind_of(answer.text, found.kind)
+            except ValueError as error:
+                self._fail(answer.time, "failing", f"its metrics cannot be read: {error}")
+                return self._every
+            if kind is not None:
+                same = kind == found.kind and not self._failing
+                await self._take(http, found if same else Found(kind, found.path, answer), answer)
+                return self._every
+            self._found = None
+            self._fail(answer.time, "failing", f"its metrics have no names of {BY_KIND[found.kind].title} any more")
+            return self._every
+        refusal = refused(http, answer)
+        if refusal is None:  # it is not there any more: another server may be
+            self._found = None
+            moved = f", to {line(answer.moved)}" if answer.moved else ""
+            self._fail(answer.time, "failing", f"{found.path} answers HTTP {answer.status}{moved}")
+        else:
+            self._fail(refusal.time, refusal.phase, refusal.reason)
+        return self._every
+
+    async def _take(self, http: Http, found: Found, answer: Answer) -> None:
+        """A page of metrics. One after a failure may be of a server that was started anew: perhaps another version."""
+        if found is not self._found:
+            another = self._found is None or self._found.kind != found.kind
+            self._found, self._failing, self._slots = found, False, True
+            if another:
+                self._version = ""
+                self._tell_head()
+            if self._asking is not None:
+                self._asking.cancel()
+            self._asking = asyncio.create_task(self._ask_version(http, found.kind))
+        try:
+            text = lines_known(answer.text)
+        except ValueError as error:
+            self._fail(answer.time, "failing", f"its metrics cannot be read: {error}")
+            return
+        self._sink(Scrape(self._source, answer.time, answer.took, text))
+        if found.kind == "llama.cpp" and self._slots:
+            await self._look_at_slots(http)
+
+    async def _look_at_slots(self, http: Http) -> None:
+        """A server that does not tell them says so, and is not asked again."""
+        from servers.slots import read_slots
+
+        try:
+            answer = await http.get("/slots")
+        except NoAnswer:
+            return
+        if answer.status != 200:
+            self._slots = answer.status in (429, 500, 502, 503, 504)
+            return
+        try:
+            rows = read_slots(answer.body)
+        except ValueError:
+            self._slots = False
+            return
+        told = tuple(msgspec.convert(row, Slot, from_attributes=True) for row in rows)
+        self._sink(Slots(self._source, answer.time, told))
+
+    async def _ask_version(self, http: Http, kind: str) -> None:
+        version = await ask_version(http, kind)
+        if version and version != self._version:
+            self._version = version
+            self._tell_head()
+
+    async def _hear(self, endpoint: KvEndpoint) -> None:
+        """A publisher's events, for as long as this runs."""
+        from servers.kv_subscriber import Link, subscribe  # ZMQ takes its time to load
+
+        def told(link: Link) -> None:
+            self._sink(
+                KvLink(self._source, self._clock(), endpoint.events, "live" if link == "connected" else "connecting")
+            )
+
+        try:
+            async for message in subscribe(endpoint.events, endpoint.replay, told=told):
+                self._sink(KvMessage(self._source, self._clock(), endpoint.events, to_builtins(message)))
+        except ValueError as error:
+            self._sink(KvLink(self._source, self._clock(), endpoint.events, "failing", str(error)))
+
+    def _fail(self, at: float, phase: FailedPhase, reason: str) -> None:
+        self._failing = True
+        self._sink(Failed(self._source, at, phase, reason))
+
+    def _tell_head(self) -> None:
+        """Who this is, as far as it is known."""
+        self._sink(
+            SourceHead(
+                self._source,
+                self.target.name,
+                self.target.url,
+                self._found.kind if self._found is not None else "",
+                self._version,
+                time.time(),
+                time=self._clock(),
+                every=self._every,
+            )
+        )
