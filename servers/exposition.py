@@ -47,7 +47,7 @@ def samples(text: str, names: Mapping[str, str]) -> Samples:
             name, labels = _series(match[1])
             value = _number(match[2])
         except ValueError as error:
-            raise ValueError(f"cannot read this line of metrics: {line[:200]!r} ({error})") from None
+            raise ValueError(f"cannot read this line of metrics: {line[:200]!r} ({str(error)[:100]})") from None
         series = found.setdefault(names[name], {})
         before = series.get(labels, math.nan)
         if math.isnan(before) or value > before:

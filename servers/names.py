@@ -48,6 +48,8 @@ class Expression(NamedTuple):
 def parse(text: str) -> Expression:
     """Raises ValueError for what is not written as `servers.dialects` says."""
     words = text.split(" ")
+    if unknown := set(words[1::2]) - _SIGNS.keys():
+        raise ValueError(f"not a sign between names of metrics, in {text!r}: {', '.join(sorted(unknown))}")
     names = []
     for word in words[::2]:
         match = _WRITTEN.fullmatch(word)
@@ -118,7 +120,7 @@ def levels(expression: Expression, samples: Samples) -> dict[Engine, float]:
 
 
 def joined(gauges: Mapping[str, Mapping[Engine, float]]) -> dict[str, dict[Engine, float]]:
-    """With what is told of a rank alone, without its model, put to the engine that it must be of; left out where
+    """With what is told of ranks alone, without their models, put to the engines that it must be of; left out where
     there are several."""
     engines = {engine for values in gauges.values() for engine in values}
     found = {term: _joined(values, engines) for term, values in gauges.items()}
@@ -126,14 +128,14 @@ def joined(gauges: Mapping[str, Mapping[Engine, float]]) -> dict[str, dict[Engin
 
 
 def _joined(values: Mapping[Engine, float], engines: Iterable[Engine]) -> dict[Engine, float]:
-    named = sorted(engine for engine in set(engines) if engine.model)
+    named = [engine for engine in set(engines) if engine.model]
+    if not named or any(engine.model for engine in values):
+        return dict(values)
     found: dict[Engine, float] = {}
     for engine, value in values.items():
-        whose = [engine]
-        if not engine.model and named:
-            whose = [other for other in named if other.rank == engine.rank]
-            if len(named) == len(values) == 1:
-                whose = named
+        whose = [other for other in named if other.rank == engine.rank]
+        if len(named) == len(values) == 1:
+            whose = named
         if len(whose) == 1:
             found[whose[0]] = value
     return found
