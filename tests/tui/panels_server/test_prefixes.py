@@ -241,7 +241,7 @@ def test_ranks_that_have_the_same_prefix_are_two_rows():
 def test_what_was_not_heard_is_told():
     tree = watched.forest()
     whole = shown("sharing", of(tree))
-    assert "heard from their beginning" in whole
+    assert "all that is resident was heard of" in whole
     assert "7 messages" in whole
     assert "1 time stored after a parent that was not seen" in whole
     tree.take(Missed(7, 9))
@@ -249,7 +249,7 @@ def test_what_was_not_heard_is_told():
     said = re.sub(r"[│\s]+", " ", shown("sharing", of(tree)))
     assert "missed 3 messages" in said
     assert "1 removal of blocks that were not seen" in said
-    assert "heard from their beginning" not in said
+    assert "all that is resident was heard of" not in said
     late = KvTree()
     late.take(Heard(500, Batch(1.0, (watched.stored([1, 2]),))))
     assert "what was stored before is not known" in shown("sharing", of(late))
@@ -308,3 +308,12 @@ def test_the_forest_knows_subtrees(count):
     tops = Counter(forest.tops.tolist())
     assert len(tops) == sum(run.depth == 0 for run in runs)
     assert Churn() == KvTree().churn
+
+
+def test_with_one_engine_chosen_the_events_are_still_of_all():
+    views = (watched.heard(watched.forest()),)
+    view = watched.server("vllm", engines=2, count=3, kv=views)
+    for panel in ("blocks", "sharing"):
+        alone = watched.frame(view, Focus(panel=panel, server=ServerFocus(engine=("m", "1"))))
+        assert "KV events of all engines" in shown(panel, alone)
+        assert "of all engines" not in shown(panel, watched.frame(view, Focus(panel=panel)))

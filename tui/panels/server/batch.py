@@ -64,7 +64,7 @@ def _now(seen: Seen, inner: int) -> Line:
     for term, word, role in (
         ("running", "running", "speed"),
         ("waiting", "waiting", "queue"),
-        ("swapped", "swapped out", "waste"),
+        ("swapped", words.note(seen.server.kind, "swapped") or "swapped out", "waste"),
         ("held", "held, done", "held"),
     ):
         if seen.tells(term):

@@ -210,7 +210,7 @@ def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
     """What the map is, or why there is none."""
     server = seen.server
     if server.kv:
-        return prefix_detail.honesty(server, forest, inner, map_title=True)
+        return prefix_detail.honesty(seen, forest, inner, map_title=True)
     if inner < _BRIEF:
         return words.told(words.NO_MAP_BRIEF, inner)
     if server.kind == "paged-engine":

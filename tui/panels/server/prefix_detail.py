@@ -12,7 +12,7 @@ from tui.look import Look
 from tui.panels.line import Line, clean, spread
 from tui.panels.server import prefix_map, words
 from tui.panels.server.prefix_runs import Forest, forest_of
-from tui.panels.server.seen import server_of
+from tui.panels.server.seen import Seen, server_of
 from tui.sources.view import KvView, ServerView
 from tui.view import Frame
 
@@ -70,9 +70,9 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     return f"prefix run of {figures.plural(run.blocks, 'block')}", out
 
 
-def honesty(server: ServerView, forest: Forest | None, inner: int, map_title: bool = False) -> list[Line]:
-    """What the events are and are not, of all endpoints together."""
-    views = server.kv
+def honesty(seen: Seen, forest: Forest | None, inner: int, map_title: bool = False) -> list[Line]:
+    """What the events are and are not, of all endpoints together: also where figures are of one engine."""
+    server, views = seen.server, seen.server.kv
     out: list[Line] = []
     if map_title and forest is not None and len(forest):
         out += words.told(prefix_map.TITLE, inner)
@@ -81,21 +81,25 @@ def honesty(server: ServerView, forest: Forest | None, inner: int, map_title: bo
             state = "connecting to" if view.phase == "connecting" else "nothing comes from"
             detail = f": {clean(view.detail)}" if view.detail else ""
             out += words.told(f"{state} {clean(view.endpoint)}{detail}", inner, "warn")
-    out += words.told(_heard(server, views), inner)
+    whose = " of all engines" if seen.engine is not None else ""
+    out += words.told(_heard(server, views, whose), inner)
     unheard = _unheard(views)
     return out + (words.told(unheard, inner, "warn") if unheard else [])
 
 
-def _heard(server: ServerView, views: Sequence[KvView]) -> str:
+def _heard(server: ServerView, views: Sequence[KvView], whose: str) -> str:
     """Since when, and whether that is everything."""
     heard = sum(view.heard for view in views)
     if not heard:
         return "no KV events yet: they come when blocks are stored or removed"
     times = [view.since for view in views if view.since is not None]
     since = f" for {figures.seconds(server.now - min(times))}" if times else ""
-    whole = all(view.tree.complete for view in views)
-    rest = "heard from their beginning" if whole else "what was stored before is not known"
-    return f"KV events{since}, {figures.plural(heard, 'message')}; {rest}"
+    rest = ""
+    if all(view.tree.complete for view in views):
+        rest = "; all that is resident was heard of"
+    elif any(view.tree.late for view in views):
+        rest = "; what was stored before is not known"
+    return f"KV events{whose}{since}, {figures.plural(heard, 'message')}{rest}"
 
 
 def _unheard(views: Sequence[KvView]) -> str:
@@ -104,9 +108,13 @@ def _unheard(views: Sequence[KvView]) -> str:
     missed = sum(one.missed for one in churn)
     orphans = sum(one.unknown_parents for one in churn)
     strays = sum(one.unknown_removals for one in churn)
+    unknown = sum(one.unknown_events for one in churn)
+    left_out = sum(one.left_out for one in churn)
     parts = [
         f"missed {figures.plural(missed, 'message')}: blocks may be shown that are gone" if missed else "",
         f"{figures.plural(orphans, 'time')} stored after a parent that was not seen" if orphans else "",
         f"{figures.plural(strays, 'removal')} of blocks that were not seen" if strays else "",
+        f"{figures.plural(unknown, 'event')} of a kind that is not known here" if unknown else "",
+        f"{figures.plural(left_out, 'block')} beyond what is kept" if left_out else "",
     ]
     return "; ".join(part for part in parts if part)

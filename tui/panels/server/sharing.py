@@ -182,7 +182,7 @@ def _row(inner: int, name: str, value: str, role: str = "value") -> Line:
 def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
     """What KV events leave open, or how to have them."""
     if seen.server.kv:
-        return prefix_detail.honesty(seen.server, forest, inner)
+        return prefix_detail.honesty(seen, forest, inner)
     if inner < _NARROW:
         return words.told(words.NO_PREFIXES_BRIEF, inner)
     flag = words.kv_flag(seen.server.kind)

@@ -25,7 +25,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
             body = plots.large(seen, (plots.GENERATION, plots.PROMPT), inner - 1, high * 2, look)
             body += plots.large(seen, (plots.RUNNING, plots.WAITING), inner - 1, left - high * 2, look)
         else:
-            body = [plots.listed(seen, chart, False, inner, 18, look) for chart in _CHARTS][:left]
+            body = [plots.listed(seen, chart, False, inner, 18, look) for chart in plots.CHARTS][:left]
         body += [[]] * (left - len(body)) + [[], *table]
     else:
         body = [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[:3]]

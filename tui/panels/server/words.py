@@ -6,6 +6,7 @@ from servers.dialects import BY_KIND
 from tui.panels.line import Line, breaks, clean, cut
 from tui.sources.view import ServerView
 
+NOT_ON_PAGE = "its page does not tell it"
 ONE_LOOK = "one look so far: rates need two"
 NONE_CAME = "none in this window"
 BEGAN_ANEW = "its counters began anew: rates need two looks since"
@@ -31,7 +32,7 @@ def missing(kind: str, *keys: str) -> str:
     """Why this kind of server does not tell a term, or what a panel is about: the first that is known of `keys`."""
     dialect = BY_KIND.get(kind)
     told = dialect.missing if dialect is not None else {}
-    return next((told[key] for key in keys if key in told), f"{title(kind)} does not tell it")
+    return next((told[key] for key in keys if key in told), NOT_ON_PAGE)
 
 
 def unread(server: ServerView) -> str:
