@@ -224,7 +224,8 @@ def _ascii(text: str) -> str:
     """Each character by one that is as wide."""
     if text.isascii():
         return text
-    return text.replace(NOT_MEASURED, ASCII.dash).replace("≤ ", "<=").encode("ascii", "replace").decode()
+    text = text.replace(NOT_MEASURED, ASCII.dash).replace("≤ ", "<=").replace("≤", "<")
+    return text.encode("ascii", "replace").decode()
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:

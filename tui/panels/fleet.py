@@ -120,7 +120,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         height,
         look.glyphs,
         bottom=legend,
-        bottom_right=[("≤ is a bucket's bound, never a guess within", "dim")] if width >= 110 else [],
+        bottom_right=[("a quantile is its bucket's bound, never a guess within", "dim")] if width >= 110 else [],
         front=True,
     )
 
@@ -152,7 +152,7 @@ def _heads(table: _Table, focus: Focus, look: Look) -> Line:
         text = column.head[: width - 1] + mark if chosen else column.head
         line += [(_set(column, text, width), "selected" if chosen else "dim"), (" ", "text")]
     if table.plot:
-        line.append((f" gener. tok/s, {_span(focus.ledgers.window)}"[: table.plot + 1], "dim"))
+        line.append((f" out, {_span(focus.ledgers.window)}"[: table.plot + 1], "dim"))
     return line
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, get_args
 
 from servers.dialects import BY_KIND
 from servers.measures import Measures
+from servers.terms import LIVE
 from tui import figures
 from tui.focus import FleetFocus
 from tui.look import Look
 from tui.panels.line import clean
-from tui.sources.fleet import Row, Totals, generation_rate, prompt_rate
+from tui.sources.fleet import Row, Totals, pace
 from tui.sources.view import Phase
 
 Value = str | float | None  # None: not told
@@ -128,6 +130,10 @@ def _summed(value: Callable[[Measures], float | None]) -> dict[str, Any]:
     }
 
 
+def _paced(term: str) -> dict[str, Any]:
+    return _summed(lambda measures: pace(measures, term))
+
+
 def _counter(term: str) -> dict[str, Any]:
     return _summed(lambda measures: measures.rate(term))
 
@@ -163,20 +169,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("kind", "kind", 12, 8, kind, _no_total, _word, words=True),
     Column("model", "model", 18, 12, models, _no_total, _word, words=True),
     Column("running", "run", 5, 2, **_gauge("running"), text=_count),
-    Column("waiting", "wait", 5, 3, **_gauge("waiting"), text=_count),
-    Column("KV", "KV", 6, 4, **_gauge("kv_usage"), text=_percent),
-    Column("capacity", "KV tokens", 9, 14, **_gauge("kv_capacity"), text=_tokens),
+    Column("waiting", "wait", 5, 4, **_gauge("waiting"), text=_count),
+    Column("KV", "KV", 6, 3, **_gauge("kv_usage"), text=_percent),
+    Column("capacity", "KV tokens", 9, 16, **_gauge("kv_capacity"), text=_tokens),
     Column("hit rate", "hits", 6, 7, _hit_rate, lambda totals: totals.hit_rate, _percent),
-    Column("generated", "gener. tok/s", 12, 5, **_summed(generation_rate), text=_rate),
-    Column("prompt", "prompt tok/s", 12, 9, **_summed(prompt_rate), text=_rate),
-    Column("requests", "req/s", 7, 10, **_counter("requests"), text=_rate),
+    Column("out tok/s", "out tok/s", 9, 5, **_paced("generation_tokens"), text=_rate),
+    Column("in tok/s", "in tok/s", 9, 9, **_paced("prompt_tokens"), text=_rate),
+    Column("req/s", "req/s", 6, 10, **_counter("requests"), text=_rate),
     Column("TTFT p50", "TTFT p50", 9, 11, **_quantile("ttft", 50), text=_bound),
     Column("TTFT p99", "TTFT p99", 9, 6, **_quantile("ttft", 99), text=_bound),
-    Column("ITL p50", "ITL p50", 9, 15, **_quantile("itl", 50), text=_bound),
+    Column("ITL p50", "ITL p50", 9, 17, **_quantile("itl", 50), text=_bound),
     Column("ITL p99", "ITL p99", 9, 13, **_quantile("itl", 99), text=_bound),
-    Column("preemptions", "preempted", 9, 16, **_grown("preemptions"), text=_count),
-    Column("restarts", "restarts", 8, 17, _restarts, lambda totals: float(totals.restarts), _count),
+    Column("preemptions", "preempted", 9, 18, **_grown("preemptions"), text=_count),
+    Column("restarts", "restarts", 8, 14, _restarts, lambda totals: float(totals.restarts), _count),
 )
+PLOT_PLACE = 15  # of the plot behind them, which gives way as a column does
 BY_NAME = {column.name: column for column in COLUMNS}
 AS_NAMED = "as named"
 SORTS = (AS_NAMED, *BY_NAME)
@@ -189,15 +196,20 @@ def fitting(inner: int, longest: int = LEAST_NAME) -> tuple[tuple[tuple[Column, 
     """
     least = max(LEAST_NAME, min(longest, MOST_NAME, inner // 4))
     left = inner - 1 - least
-    chosen = {"name"}
-    for column in sorted(COLUMNS[1:], key=lambda column: column.place):
-        if column.width + 1 > left:
+    chosen, cells = {"name"}, 0
+    for _, column in sorted([*((one.place, one) for one in COLUMNS[1:]), (PLOT_PLACE, None)], key=itemgetter(0)):
+        width = LEAST_PLOT + 2 if column is None else column.width + 1
+        if width > left:
             break
-        chosen.add(column.name)
-        left -= column.width + 1
-    whole = len(chosen) == len(COLUMNS)
-    cells = min(MOST_PLOT, left - 2) if whole and left - 2 >= LEAST_PLOT else 0
-    widths = {"name": least + (min(longest - least, left) if longest > least and not cells else 0)}
+        left -= width
+        if column is None:
+            cells = LEAST_PLOT
+        else:
+            chosen.add(column.name)
+    more = min(max(0, longest - least), left)
+    if cells:
+        cells = min(MOST_PLOT, cells + left - more)
+    widths = {"name": least + more}
     columns = tuple((column, widths.get(column.name, column.width)) for column in COLUMNS if column.name in chosen)
     return columns, cells
 
@@ -242,10 +254,10 @@ def ordered(rows: Sequence[Row], focus: FleetFocus) -> list[Row]:
 def plot(row: Row, cells: int, look: Look) -> str:
     """Generated tokens a second over the window, each cell a part of it, by the row's own greatest."""
     bars = look.glyphs.bars
-    term = "live_generation_tokens" if row.server.looks.tells("live_generation_tokens") else "generation_tokens"
+    live = LIVE["generation_tokens"]
+    term = live if row.server.looks.tells(live) else "generation_tokens"
     values = row.server.looks.series(term, row.seconds, cells)
     most = max((value for value in values if value is not None), default=0.0)
     return "".join(
-        " " if value is None else bars[min(len(bars) - 1, math.ceil(value / most * len(bars)) - 1) if value > 0 else 0]
-        for value in values
+        " " if value is None else bars[math.ceil(value / most * len(bars)) - 1 if value > 0 else 0] for value in values
     )

@@ -37,7 +37,9 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     parts: list[Line] = [
         _part("running", figures.count(totals.gauge("running"))),
         _part("waiting", figures.count(totals.gauge("waiting"))),
-        _part("generated", f"{figures.count(totals.sum(figures_of.generation_rate))} tok/s"),
+        _part(
+            "generated", f"{figures.count(totals.sum(lambda part: figures_of.pace(part, 'generation_tokens')))} tok/s"
+        ),
     ]
     if fresh < len(fleet.servers):
         parts.insert(0, [(f"of {fresh:,} of {len(fleet.servers):,}", "warn")])

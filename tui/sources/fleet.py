@@ -84,18 +84,10 @@ def totals(rows: Sequence[Row]) -> Totals:
     return Totals(parts, measures, len(rows), sum(len(row.server.restarts) for row in telling))
 
 
-def prompt_rate(measures: Measures) -> float | None:
-    """Prompt tokens a second, those from the cache included: as they happen, where a server tells that."""
-    computed, cached = measures.rate("computed_prompt_tokens"), measures.rate("cached_prompt_tokens")
-    if computed is None:
-        return measures.rate("prompt_tokens")
-    return computed + (cached or 0.0)
-
-
-def generation_rate(measures: Measures) -> float | None:
-    """Generated tokens a second: as they happen, where a server tells that."""
-    live = measures.rate("live_generation_tokens")
-    return measures.rate("generation_tokens") if live is None else live
+def pace(measures: Measures, term: str) -> float | None:
+    """A counter's growth a second: as it happens, where a server tells that."""
+    found = measures.pace(term)
+    return found.rate if found is not None else None
 
 
 def _newest(looks: Looks) -> float:
