@@ -217,7 +217,8 @@ async def _with_httpx(url: str, play: Callable[[_One], Awaitable[None]]) -> None
     """The same work over httpx: its own transport, our parser of events and of chunks."""
     import httpx
 
-    from loadgen.client import Response, clock, decode_chunk, take_chunk
+    from loadgen.client import clock, decode_chunk
+    from loadgen.response import Response, take_chunk
     from loadgen.sse import EventParser
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

@@ -1,4 +1,4 @@
-"""Whether client and server counted the same tokens over a run. Pure.
+"""Whether client and server counted the same tokens, and the same prefix hits, over a run. Pure.
 
 They must: the client adds up the usage of its answers, the server what it computed for them. Where they do not, either
 somebody else used the server, or one of them counts wrongly, and every rate of tokens is in doubt.
@@ -14,6 +14,7 @@ import msgspec
 from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import WHOLE_RUN
 from loadgen.outcome import Outcome, TokenSource
+from loadgen.quirks import Quirks, quirks_of
 
 
 class Verdict(StrEnum):
@@ -36,17 +37,45 @@ class Tokens(msgspec.Struct, frozen=True):
         return None if self.client is None or self.server is None else self.server - self.client
 
 
+class Found(msgspec.Struct, frozen=True):
+    """Prompt tokens found in the prefix cache, `of` so many looked up, by one count; None: not told."""
+
+    tokens: int | None = None
+    of: int | None = None
+
+    @property
+    def rate(self) -> float | None:
+        return self.tokens / self.of if self.tokens is not None and self.of else None
+
+
+class PrefixHits(msgspec.Struct, frozen=True):
+    """The same hits by the usage of the answers, by the server's metrics, and by a paged-engine's own step stream."""
+
+    client: Found = Found()
+    server: Found = Found()
+    engine: Found | None = None  # None: there is no step stream
+    verdict: Verdict = Verdict.UNKNOWN
+    reason: str = ""
+
+
 class Agreement(msgspec.Struct, frozen=True):
     """Of a whole run, warm-up and all: the server knows no window."""
 
     prompt: Tokens
     generation: Tokens
+    prefix: PrefixHits = PrefixHits()
 
 
-def agreement(whole: Figures, parts: Sequence[Mapping[str, object] | None]) -> Agreement:
+def agreement(
+    whole: Figures,
+    parts: Sequence[Mapping[str, object] | None],
+    engines: Sequence[Mapping[str, object] | None] = (),
+    kind: str = "unknown",
+) -> Agreement:
     """Lay the figures of a run beside those of `ServerMetrics`, one for each part of a run that was resumed.
 
-    Raises ValueError for figures that leave out requests of the run.
+    `engines` are those of an engine's step stream, likewise; `kind` is the server's. Raises ValueError for figures that
+    leave out requests of the run.
     """
     if whole.window != WHOLE_RUN:
         raise ValueError("tokens are compared over the whole run, not over a window of it")
@@ -61,7 +90,64 @@ def agreement(whole: Figures, parts: Sequence[Mapping[str, object] | None]) -> A
         generation=_compare(
             summary["total_output_tokens"], [_told(part, "generation_tokens") for part in parts], by_usage + doubts
         ),
+        prefix=_prefix(whole, parts, engines, quirks_of(kind), doubts),
     )
+
+
+def _prefix(
+    whole: Figures,
+    parts: Sequence[Mapping[str, object] | None],
+    engines: Sequence[Mapping[str, object] | None],
+    quirks: Quirks,
+    doubts: Sequence[str],
+) -> PrefixHits:
+    """Hits of the same lookups are equal, whatever share each side makes of them.
+
+    An answer that tells none where others tell some had none: older servers leave out a 0.
+    """
+    sums = whole.sums
+    client = Found(sums.cached_tokens, sums.input_tokens) if sums.caches_told else Found()
+    server = Found(_sum(parts, "prefix_hit_tokens"), _sum(parts, "prefix_queried_tokens"))
+    engine = None
+    if any(one is not None for one in engines):
+        engine = Found(_sum(engines, "found_tokens"), _sum(engines, "looked_up_tokens"))
+
+    def told(verdict: Verdict, *reasons: str) -> PrefixHits:
+        return PrefixHits(client, server, engine, verdict, "; ".join(reasons))
+
+    known = [count.tokens for count in (server, engine or Found()) if count.tokens is not None]
+    if client.tokens is None:
+        flag = f"; {quirks.title} does when it is started with {quirks.cached_flag}" if quirks.cached_flag else ""
+        if not sums.inputs_told:
+            return told(Verdict.UNKNOWN, "no answer told its tokens")
+        return told(Verdict.UNKNOWN, f"no answer told how many of its tokens were found{flag}")
+    if not known:
+        return told(Verdict.UNKNOWN, _why_untold(parts))
+    if all(tokens == client.tokens for tokens in known):
+        return told(Verdict.AGREE)
+    excuses = list(doubts)
+    if quirks.metrics_find_more and min(known) >= client.tokens and _sum(parts, "preemptions"):
+        excuses.append(quirks.metrics_find_more)
+    if quirks.usage_finds_more and max(known) <= client.tokens:
+        excuses.append(quirks.usage_finds_more)
+    return told(Verdict.UNKNOWN if excuses else Verdict.DIFFER, *excuses)
+
+
+def _sum(parts: Sequence[Mapping[str, object] | None], name: str) -> int | None:
+    """Of all parts; None if one does not tell."""
+    told = [_told(part, name) for part in parts]
+    return sum(tokens for tokens in told if tokens is not None) if told and None not in told else None
+
+
+def _why_untold(parts: Sequence[Mapping[str, object] | None]) -> str:
+    """Why there is no count of hits but that of usage."""
+    if not any(parts):
+        return "there are no figures from the server's metrics"
+    if any(part is not None and part.get("restarted") for part in parts):
+        return "the server began anew"
+    if any(part is not None and part.get("prefix_hit_rate") is not None for part in parts):
+        return "its metrics count blocks, not tokens"
+    return "its metrics do not tell what was found in its prefix cache"
 
 
 def _doubts(whole: Figures, parts: int) -> list[str]:

@@ -103,13 +103,13 @@ class Asker:
         return self._payload(path, sent, None, exact=body.get("ignore_eos") is True)
 
     def _sampling(self, turn: Turn, endpoint: Endpoint) -> Json:
-        body: Json = {"temperature": self._header.temperature, "seed": turn.seed, **self._stream()}
+        body: Json = {"temperature": self._header.temperature, "seed": turn.seed}
         output = _output_tokens(turn)
         if output is not None:
             body[self._facts.length_field if endpoint is Endpoint.CHAT else "max_tokens"] = output
             if self._settings.ignore_eos:
                 body["ignore_eos"] = True
-        return body
+        return {name: value for name, value in body.items() if name not in self._facts.left_out} | self._stream()
 
     def _of_text(self, session: Session, turn: int, replies: Mapping[int, str]) -> Payload:
         chat = messages(session, self._header.systems, turn, replies)

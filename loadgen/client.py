@@ -11,17 +11,20 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
 
+from loadgen.access import ANYBODY, Access
 from loadgen.outcome import Outcome
 from loadgen.request_ids import HEADER as REQUEST_ID
 from loadgen.request_ids import again
+from loadgen.response import Chunk, take_chunk
+from loadgen.response import Response as Response
+from loadgen.response import Usage as Usage
 from loadgen.sse import EventParser
 
 if TYPE_CHECKING:
@@ -40,53 +43,6 @@ _CODE = re.compile(r"[\w.-]{1,40}")
 _EVENT_STREAM = "text/event-stream"
 
 clock = time.monotonic
-
-
-class _Delta(msgspec.Struct, frozen=True, gc=False):
-    """What a choice brings: a stream's `delta`, or the `message` of an answer in one piece."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True, gc=False):
-    index: int = 0
-    text: str | None = None  # of /v1/completions
-    delta: _Delta | None = None
-    message: _Delta | None = None
-    finish_reason: str | None = None
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # of tokens; what else a server claims is no count
-
-
-class _PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: _Count | None = None
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """The server's own count of tokens; None: it does not say."""
-
-    prompt_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Of the prompt's, those found in the prefix cache."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-
-class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """A chunk of a stream, or a whole answer."""
-
-    choices: list[_Choice] | None = None
-    usage: Usage | None = None
-    error: object = None
-    kind: str | None = msgspec.field(name="object", default=None)
 
 
 _decode_json = msgspec.json.Decoder(Chunk).decode
@@ -115,46 +71,12 @@ class _Failure(Exception):
         self.refused = refused
 
 
-@dataclass(slots=True)
-class Response:
-    """What one request brought so far, filled while it runs so that a failure keeps what came. Times are `clock`'s.
-
-    `sent` is the moment of the first attempt. `chunks` are the moments at which content came; `parts` is the text of
-    the first choice. `streamed` is False for an answer in one piece, whose only chunk is its moment.
-    """
-
-    sent: float | None = None
-    ended: float | None = None
-    outcome: Outcome = Outcome.INTERRUPTED
-    detail: str = ""
-    status: int | None = None
-    code: str = ""  # of the server's error
-    retries: int = 0
-    refusals: int = 0  # after which it was tried again
-    waited: float = 0.0  # seconds, for that
-    streamed: bool = True
-    chunks: list[float] = field(default_factory=list)
-    usage: Usage | None = None
-    parts: list[str] = field(default_factory=list)
-    choices: int = 0
-    finished: set[int] = field(default_factory=set)  # of the choices, those with a finish_reason
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-    def complete(self, now: float) -> None:
-        """It came to its end. Whatever happens to the connection afterwards does not matter."""
-        self.outcome, self.ended = Outcome.COMPLETED, now
-
-
-def open_http(api_key: str | None = None) -> aiohttp.ClientSession:
-    """A connection pool without limit and without a time limit of its own."""
+def open_http(access: Access = ANYBODY) -> aiohttp.ClientSession:
+    """A connection pool without limit and without a time limit of its own. Raises OSError for a bad `ca_file`."""
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "loadgen"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers |= access.sent
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE),
+        connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE, ssl=access.tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
@@ -185,7 +107,7 @@ def error_code(body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
-        code = error.get("code")
+        code = answer.get("error_type") if isinstance(error, str) else error.get("code")  # the former is TGI's
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
         return ""
     return code if isinstance(code, str) and _CODE.fullmatch(code) else ""
@@ -201,27 +123,6 @@ def decode_chunk(body: bytes) -> Chunk:
     return chunk
 
 
-def take_chunk(chunk: Chunk, response: Response) -> bool:
-    """Keep what a chunk brought; returns whether it carries content."""
-    if chunk.usage is not None:
-        response.usage = chunk.usage
-    carries = False
-    for choice in chunk.choices or ():
-        if choice.index >= response.choices:
-            response.choices = choice.index + 1
-        if choice.finish_reason is not None:
-            response.finished.add(choice.index)
-        delta = choice.delta or choice.message
-        text = choice.text if delta is None else delta.content
-        if text:
-            carries = True
-            if choice.index == 0:
-                response.parts.append(text)
-        elif delta is not None and not carries:
-            carries = bool(delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls)
-    return carries
-
-
 async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: Callable[[], None]) -> None:
     """Take a stream of events to its end."""
     response.streamed = True
@@ -230,11 +131,14 @@ async def _follow(content: aiohttp.StreamReader, response: Response, on_chunk: C
         now = clock()
         for event in parser.feed(received):
             if event == b"[DONE]":
+                response.done = True
                 response.complete(now)
                 break
             if take_chunk(decode_chunk(event), response):
                 response.chunks.append(now)
                 on_chunk()
+            elif not response.chunks:
+                response.opening += 1
         if response.ended is not None:
             break
     if response.ended is not None:

@@ -1,36 +1,69 @@
-"""The keys that a run sends. They are in no file that it writes, in no report, and in no command line of its own."""
+"""What a run sends to be let in. It is in no file that it writes, in no report, and in no command line of its own."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
+
+from loadgen.access import Access, Headers, basic
+from loadgen.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """`api` opens /v1; `admin` opens a paged-engine's own routes, /engine, and /v1 too. None: not given."""
+    """`api` opens /v1; `admin` opens a paged-engine's own routes, /engine, and /v1 too. None: not given.
+
+    The rest goes with every request, whatever it asks.
+    """
 
     api: str | None = field(default=None, repr=False)
     admin: str | None = field(default=None, repr=False)
+    headers: Headers = field(default=(), repr=False)
+    ca_file: str | None = None
+    insecure: bool = False
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Self:
-        """As a command was given them: a key itself goes before one in a file."""
-        return cls(
-            arguments.api_key if arguments.api_key is not None else arguments.api_key_file,
-            arguments.admin_key if arguments.admin_key is not None else arguments.admin_key_file,
-        )
+        """As a command was given them: a key itself goes before one in a file.
+
+        Raises `argparse.ArgumentTypeError` for what does not go together.
+        """
+        api = arguments.api_key if arguments.api_key is not None else arguments.api_key_file
+        admin = arguments.admin_key if arguments.admin_key is not None else arguments.admin_key_file
+        named = {name.lower(): (name, value) for name, value in (*arguments.header_file, *arguments.header)}
+        user = getattr(arguments.url, "user", None)
+        ways = {
+            "--api-key": api is not None or admin is not None,
+            "--url with a user and password": user is not None,
+            "--header 'Authorization: ...'": "authorization" in named,
+        }
+        if len(given := [way for way, is_given in ways.items() if is_given]) > 1:
+            raise argparse.ArgumentTypeError(f"{' and '.join(given)}: give one of them; each says who asks")
+        if arguments.ca_file is not None and arguments.insecure:
+            raise argparse.ArgumentTypeError("--ca-file and --insecure: give one of them")
+        if user is not None:
+            named["authorization"] = ("Authorization", basic(*user))
+        return cls(api, admin, tuple(named.values()), arguments.ca_file, arguments.insecure)
+
+    def as_before(self, settings: Settings) -> Keys:
+        """For a run that goes on: certificates are believed as before where nothing else is said."""
+        if self.ca_file is not None or self.insecure:
+            return self
+        return replace(self, ca_file=settings.ca_file, insecure=settings.insecure)
 
     @property
-    def client(self) -> str | None:
+    def client(self) -> Access:
         """For /v1 and what else clients may ask."""
-        return self.api if self.api is not None else self.admin
+        return self._access(self.api if self.api is not None else self.admin)
 
     @property
-    def engine(self) -> str | None:
+    def engine(self) -> Access:
         """For /engine."""
-        return self.admin if self.admin is not None else self.api
+        return self._access(self.admin if self.admin is not None else self.api)
+
+    def _access(self, key: str | None) -> Access:
+        return Access(key, self.headers, self.ca_file, self.insecure)
 
 
 NO_KEYS = Keys()

@@ -64,21 +64,53 @@ def whole_number(text: str) -> int:
     return value
 
 
-def server_url(text: str) -> str:
-    """An http(s) address without a path at its end; `/v1` is taken off. A password in it would be in the run's file."""
-    from urllib.parse import urlsplit
+class Address(str):
+    """An address; `user`: the name and password that it was given with, which are not in its text."""
 
+    user: tuple[str, str] | None = None
+
+
+def _address(text: str, like: str, *, query: bool = False) -> Address:
+    from urllib.parse import unquote, urlsplit
+
+    shown = re.sub(r"//[^/]*@", "//...@", text)
     try:
         parts = urlsplit(text)
-        if parts.username is not None:
-            raise argparse.ArgumentTypeError("expected an address without a user or password; --api-key is for keys")
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        usable = usable and not (parts.query or parts.fragment) and text.isprintable() and " " not in text
+        usable = usable and not ((parts.query and not query) or parts.fragment) and text.isprintable()
+        usable = usable and " " not in text
     except ValueError:
         usable = False
     if not usable:
-        raise argparse.ArgumentTypeError(f"expected an address like http://127.0.0.1:8000, got {text!r}")
-    return text.rstrip("/").removesuffix("/v1")
+        raise argparse.ArgumentTypeError(f"expected an address like {like}, got {shown!r}")
+    address = Address(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    if parts.username is not None:
+        address.user = unquote(parts.username), unquote(parts.password or "")
+    return address
+
+
+def server_address(text: str) -> Address:
+    """An http(s) address without a path at its end; `/v1` is taken off. A user and password are kept apart."""
+    address = _address(text, "http://127.0.0.1:8000")
+    root = Address(address.rstrip("/").removesuffix("/v1"))
+    root.user = address.user
+    return root
+
+
+def server_url(text: str) -> str:
+    """The same without a user and password, which would be in the run's file."""
+    address = server_address(text)
+    if address.user is not None:
+        raise argparse.ArgumentTypeError("expected an address without a user or password; --api-key is for keys")
+    return str(address)
+
+
+def metrics_url(text: str) -> str:
+    """Where a server's metrics are: an address with a path, or a root below which they are looked for."""
+    address = _address(text, "http://127.0.0.1:8002/metrics", query=True)
+    if address.user is not None:
+        raise argparse.ArgumentTypeError("expected an address without a user or password; it gets those of --url")
+    return str(address)
 
 
 def engine_arguments(text: str) -> tuple[str, ...]:
@@ -105,16 +137,20 @@ def api_key(text: str) -> str:
     return text
 
 
+def _lines(path: str) -> list[str]:
+    """Of a small file."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            return file.read(_KEY_FILE).splitlines()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:  # of its text, or of its name
+        raise argparse.ArgumentTypeError(f"cannot read {path!r}: it is not UTF-8 text") from None
+
+
 def key_in_file(text: str) -> str:
     """The first key of a file as a paged-engine takes it: one a line, `#` begins a comment."""
-    try:
-        with open(os.path.expanduser(text), encoding="utf-8") as file:
-            lines = file.read(_KEY_FILE).splitlines()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot read {text}: {error.strerror or error}") from None
-    except ValueError:  # of its text, or of its name
-        raise argparse.ArgumentTypeError(f"cannot read {text!r}: it is not UTF-8 text") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(text), 1):
         if key := _COMMENT.sub("", line).strip():
             try:
                 return api_key(key)
@@ -123,14 +159,53 @@ def key_in_file(text: str) -> str:
     raise argparse.ArgumentTypeError(f"expected a key in {text}, got none")
 
 
+def header(text: str) -> tuple[str, str]:
+    """`Name: value`."""
+    from loadgen.access import read_header
+
+    try:
+        return read_header(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def headers_in_file(text: str) -> tuple[tuple[str, str], ...]:
+    """Lines of `Name: value` in a file."""
+    from loadgen.access import read_headers
+
+    try:
+        return read_headers("\n".join(_lines(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
+def ca_file(text: str) -> str:
+    """A file with certificates of authorities, by its whole path: client processes read it too."""
+    import ssl
+
+    path = os.path.abspath(os.path.expanduser(text))
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        told = "it has no certificates in PEM" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", error)
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}: {told}") from None
+    return path
+
+
 def key_options(add: OptionAdder) -> None:
-    """The keys of whoever asks a server. For `Keys.of`."""
+    """How somebody who asks a server is let in. For `Keys.of`."""
     hide = "; others on this machine can read it in `ps`: the file or the variable hides it"
     add("--api-key", api_key, None, f"sent as the bearer token{hide}", metavar="KEY")
     add("--api-key-file", key_in_file, None, "a file whose first key is that; `#` begins a comment", metavar="FILE")
     engine = f"the same to a paged-engine's own routes, /engine; opens /v1 too{hide}"
     add("--admin-key", api_key, None, engine, metavar="KEY")
     add("--admin-key-file", key_in_file, None, "a file whose first key is that", metavar="FILE")
+    more = f"one more header of every request; repeatable{hide.replace(' or the variable hides', ' hides')}"
+    # It may be given again, so it is no environment variable.
+    add.parser.add_argument("--header", type=header, action="append", default=[], metavar="'NAME: VALUE'", help=more)
+    add("--header-file", headers_in_file, (), "a file with such headers, one a line", metavar="FILE")
+    add("--ca-file", ca_file, None, "certificates (PEM) to believe instead of the system's", metavar="FILE")
+    add("--insecure", yes_or_no, False, "believe any certificate: whoever is in between can read and change all")
 
 
 def yes_or_no(text: str) -> bool:

@@ -62,6 +62,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     output_tokens: int = 0
     token_source: TokenSource = TokenSource.NONE
     streamed: bool = True  # without a stream there is no TTFT, TPOT or ITL, and `chunks` is the moment of the answer
+    finish: str = ""  # the finish_reason of its first choice
     retries: int = 0
     refusals: int = 0  # 429 or 503, after which it was tried again
     waited: Seconds = 0.0  # for that, between two tries

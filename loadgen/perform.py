@@ -159,7 +159,7 @@ class _Run:
             limits = stack.enter_context(open_limits(budget, settings.concurrency, settings.workers))
             opened = open_players(self._job(limits), take, self._pace, self._target.keys.client)
             players = await stack.enter_async_context(opened)
-            watches = await Watches.begin(http, engine_http, self._target.url)
+            watches = await Watches.begin(http, engine_http, self._target.url, settings.metrics_url)
             stack.push_async_callback(watches.close)
             own = SelfWatch()
 

@@ -12,6 +12,7 @@ from typing import Self
 
 import msgspec
 
+from loadgen.access import ANYBODY, Access
 from loadgen.arrivals import Arrivals, Recorded, Users, parse_arrivals
 from loadgen.asking import Asker
 from loadgen.client import open_http
@@ -163,10 +164,10 @@ class Player:
         controls: Controls,
         tally: Tally,
         report: Callable[[RequestRecord], None],
-        api_key: str | None = None,
+        access: Access = ANYBODY,
     ) -> None:
         self._job, self._controls, self._tally, self._report = job, controls, tally, report
-        self._http = open_http(api_key)
+        self._http = open_http(access)
 
     async def __aenter__(self) -> Self:
         """Raises `TraceError`, `ResultError` or `TokenizerError`."""

@@ -15,13 +15,15 @@ from loadgen.played import NOTHING, Survey, header_of, survey_aside
 from loadgen.probe import probe
 from loadgen.request_ids import new_run
 from loadgen.results.run_file import RunHeader
-from loadgen.server import ServerFacts, find_server
+from loadgen.server import ServerError, ServerFacts, find_server
+from loadgen.server_metrics import NoMetrics, find_metrics
 from loadgen.settings import Settings
 from loadgen.target import Target
 from loadgen.text.tokenizer import open_tokenizer
 from loadgen.text.vocabulary import Vocabulary, find_vocabulary
 
 NO_ENGINE = "No figures of the engine: "
+INSECURE = "Warning: --insecure: any certificate is believed; whoever is in between can read and change all."
 NO_KEY = "its own routes want an admin key, and none was given (--admin-key, --admin-key-file)"
 
 
@@ -80,6 +82,8 @@ async def prepare(
     `engine_http` asks the engine's own routes, with its key: one that is refused ends it here, and without one a run
     has no figures of the engine. `over` is the turns of a run that are over, by a session's index.
     """
+    if settings.insecure:
+        say(INSECURE)
     found = await survey_aside(settings, None, say, over)  # what is wrong with the file needs no server
     facts = await find_server(http, target.url, settings.model)
     if facts.max_model_len is not None and found.longest > facts.max_model_len:
@@ -96,6 +100,11 @@ async def prepare(
         refusal = error.told or NO_KEY
         if facts.kind == "paged-engine":
             say(f"{NO_ENGINE}{refusal}.")
+    if settings.metrics_url is not None:
+        try:
+            await find_metrics(http, settings.metrics_url)
+        except NoMetrics as error:
+            raise ServerError(f"--metrics-url {settings.metrics_url}: {error}") from None
     vocabulary = None
     if found.needs.tokenizer:
         tokenizer = open_tokenizer(settings.tokenizer, http, facts)

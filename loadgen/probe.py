@@ -10,6 +10,7 @@ import msgspec
 
 from loadgen.asking import Asker, Payload, length_endpoint
 from loadgen.client import Response, complete
+from loadgen.findings import with_found
 from loadgen.needs import Needs
 from loadgen.outcome import Outcome
 from loadgen.server import ServerError, ServerFacts, wrong_key
@@ -22,6 +23,7 @@ RETRIES = 3
 OUTPUT_TOKENS = 2
 EXTRA_TOKENS = (24, 40)  # of two prompts beyond their frame
 EXTRA_TOKENS_OF_A_FILE = (400, 440)  # a tokenizer from a file may be another model's
+_CAN_BE_LEFT_OUT = ("temperature", "seed")  # some models sample in one way alone
 _PLACE = 2**27 - 1  # of the trial's session: no session of a trace has its text
 
 
@@ -62,8 +64,9 @@ async def _find(http: aiohttp.ClientSession, facts: ServerFacts, settings: Setti
     while True:
         response = await _send(http, facts, settings, _hello(facts, settings, endpoint))
         if response.outcome is Outcome.COMPLETED:
-            told = response.usage is not None and response.usage.completion_tokens is not None
-            return facts.with_endpoint(endpoint, True, usage=told and facts.usage is not False)
+            told = response.output_tokens is not None
+            facts = facts.with_endpoint(endpoint, True, usage=told and facts.usage is not False)
+            return with_found(facts, response, endpoint, settings, OUTPUT_TOKENS)
         if response.status in (404, 405, 501) and "model" not in response.detail.lower():
             return facts.with_endpoint(endpoint, False, usage=facts.usage)
         other = _asked_otherwise(facts, settings, endpoint, response.detail)
@@ -78,6 +81,9 @@ def _asked_otherwise(facts: ServerFacts, settings: Settings, endpoint: Endpoint,
         return msgspec.structs.replace(facts, takes_stream_options=False)
     if "max_completion_tokens" in detail and endpoint is Endpoint.CHAT and facts.length_field == "max_tokens":
         return msgspec.structs.replace(facts, length_field="max_completion_tokens")
+    for field in _CAN_BE_LEFT_OUT:
+        if field in detail and field not in facts.left_out and field not in settings.extra_body:
+            return msgspec.structs.replace(facts, left_out={**facts.left_out, field: detail})
     return None
 
 
@@ -138,7 +144,7 @@ async def _framed(
         response = await _send(http, facts, settings, _payload(facts, settings, turn, vocabulary))
         if response.outcome is not Outcome.COMPLETED:
             raise ServerError(f"POST {facts.url}{endpoint.path}: a prompt of {tokens} tokens: {response.detail}")
-        counted = response.usage.prompt_tokens if response.usage is not None else None
+        counted = response.input_tokens
         if counted is None and not known:
             raise ServerError(
                 f"nothing tells how many tokens the server's chat template has: neither POST {facts.url}/tokenize "

@@ -105,13 +105,17 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
     past = Past.read(place)
     settings = past.run.header.settings
     if arguments.url is not None:
-        settings = msgspec.structs.replace(settings, url=arguments.url, engine_args=())
+        settings = msgspec.structs.replace(settings, url=str(arguments.url), engine_args=())
+    if arguments.metrics_url is not None:
+        settings = msgspec.structs.replace(settings, metrics_url=arguments.metrics_url)
+    keys = Keys.of(arguments).as_before(settings)
+    settings = msgspec.structs.replace(settings, ca_file=keys.ca_file, insecure=keys.insecure)
     if arguments.json is not None:
         check_writable("--json", arguments.json, [place, Path(settings.file)])
     console = stderr()
     runs: list[RunFile] = []
     with interrupt.keeping(runs) as problems:
-        async with open_target(settings, console, Keys.of(arguments)) as target:
+        async with open_target(settings, console, keys) as target:
             with interrupt.reported() as stop:
                 try:
                     runs.append(await perform(settings, target, place, console, Steering(stop), "resume", past=past))

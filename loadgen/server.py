@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from loadgen.client import error_text, reason
+from loadgen.quirks import UNKNOWN, IgnoreEos, Quirks, TokenizeBy, quirks_by, quirks_of
 from loadgen.text.tokenizer import ServerTokenizer, TokenizerError
 from loadgen.text.vocabulary import Endpoint
 
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=30)
+CERTIFICATES = "--ca-file names the certificate of its authority; --insecure believes any certificate"
 LONGEST_BODY = 1 << 24  # bytes; far more than any server's list of models
 
 _Body = TypeVar("_Body")
-# Who a model belongs to, by the server that says so; and where that server tells its version.
-_KINDS = {
-    "paged-top": ("paged-engine", "/version"),
-    "vllm": ("vllm", "/version"),
-    "sglang": ("sglang", "/get_server_info"),
-    "llamacpp": ("llama.cpp", "/props"),
-    "tensorrt_llm": ("tensorrt-llm", "/version"),
-}
-_UNKNOWN = ("unknown", "/info")  # of TGI, whose models belong to themselves
 
 
 class ServerError(Exception):
@@ -34,7 +28,9 @@ class ServerError(Exception):
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a server tells of itself, and what a trial request found out. None: it does not say, or was not asked.
 
-    `max_model_len` is in tokens, prompt and answer together. `tokenizes`: POST /tokenize gives token ids.
+    `max_model_len` is in tokens, prompt and answer together. `tokenizes`: it gives token ids, in the way of
+    `tokenize_by`. `left_out`: fields of a body that it does not take, with its words if it was asked. `found`: what the
+    trial's answer had, by the names of `Quirks` where these have one; `differs`: what of that is not as they say.
     """
 
     url: str  # its root
@@ -44,11 +40,19 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     max_model_len: int | None = None
     tokenizes: bool = False
+    tokenize_by: TokenizeBy = TokenizeBy.PROMPT
     chat: bool | None = None  # whether there is /v1/chat/completions
     completions: bool | None = None  # and /v1/completions
     usage: bool | None = None  # its answers tell their tokens
     takes_stream_options: bool = True
     length_field: str = "max_tokens"  # of a chat; newer models of OpenAI take max_completion_tokens
+    left_out: dict[str, str] = {}
+    found: dict[str, str | bool] = {}
+    differs: tuple[str, ...] = ()
+
+    @property
+    def quirks(self) -> Quirks:
+        return quirks_of(self.kind)
 
     def has(self, endpoint: Endpoint) -> bool | None:
         """Whether there is that endpoint."""
@@ -62,9 +66,15 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def notes(self) -> list[str]:
         """What a reader of the figures must know."""
-        if self.usage is not False:
-            return []
-        return ["The server does not tell how many tokens its answers have (no usage): they are counted here."]
+        notes = []
+        if self.usage is False:
+            notes.append("The server does not tell how many tokens its answers have (no usage): they are counted here.")
+        for field, words in self.left_out.items():
+            told = f" ({words})" if words else ""
+            notes.append(f"{field} was left out of all requests: {self.quirks.title} does not take it{told}.")
+        if self.differs:
+            notes.append(f"The server is not quite what is known of {self.quirks.title}: {'; '.join(self.differs)}.")
+        return notes
 
 
 class _Card(msgspec.Struct, frozen=True):
@@ -94,29 +104,36 @@ async def find_server(http: aiohttp.ClientSession, url: str, model: str | None) 
     """Ask a server what it is. Raises `ServerError` if there is none, if it wants another key, or no model is known."""
     cards = await _models(http, url, model)
     chosen = cards[0].id if model is None else model
-    owner = cards[0].owned_by if cards else None
-    kind, path = _KINDS.get(owner or "", _UNKNOWN)
-    about = await _about(http, url + path)
-    if kind == "unknown" and about.max_total_tokens is not None:
-        kind = "tgi"
+    quirks = quirks_by(urlsplit(url).hostname or "", cards[0].owned_by if cards else None)
+    about = await _about(http, url + quirks.version) if quirks.version else _About()
+    if quirks is UNKNOWN and about.max_total_tokens is not None:
+        quirks = quirks_of("tgi")
     facts = ServerFacts(
         url=url,
         model=chosen,
         models=tuple(card.id for card in cards),
-        kind=kind,
+        kind=quirks.kind,
         version=about.version or about.build_info,
         max_model_len=_context(next((card for card in cards if card.id == chosen), None), about),
+        length_field=quirks.length_field,
+        left_out={"ignore_eos": ""} if quirks.ignore_eos is IgnoreEos.REFUSED else {},
     )
-    tokenizes = await _tokenizes(http, url, chosen)
-    if not tokenizes and facts.models and chosen not in facts.models and await _tokenizes(http, url, facts.models[0]):
+    by = await _tokenizes(http, url, chosen, quirks)
+    listed = not facts.models or chosen in facts.models
+    if by is None and not listed and await _tokenizes(http, url, facts.models[0], quirks) is not None:
         raise ServerError(f"--model {chosen}: {url} does not serve it; it lists {', '.join(facts.models)}")
-    return msgspec.structs.replace(facts, tokenizes=tokenizes)
+    return facts if by is None else msgspec.structs.replace(facts, tokenizes=True, tokenize_by=by)
 
 
-async def _tokenizes(http: aiohttp.ClientSession, url: str, model: str) -> bool:
-    with suppress(TokenizerError):
-        return bool(await ServerTokenizer(http, url, model).encode("one two", special=False))
-    return False
+async def _tokenizes(http: aiohttp.ClientSession, url: str, model: str, quirks: Quirks) -> TokenizeBy | None:
+    """How the server tells token ids: as those of its kind do, or else; None: not at all."""
+    if quirks.tokenize is TokenizeBy.NOTHING:
+        return None
+    for by in dict.fromkeys((quirks.tokenize, TokenizeBy.PROMPT, TokenizeBy.INPUTS)):
+        with suppress(TokenizerError):
+            if await ServerTokenizer(http, url, model, by).encode("one two", special=True):
+                return by
+    return None
 
 
 async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> list[_Card]:
@@ -125,6 +142,8 @@ async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> 
     try:
         async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
             body = await _body(reply)
+    except aiohttp.ClientSSLError as error:
+        raise ServerError(f"no server at {url} that can be trusted: {reason(error)}; {CERTIFICATES}") from None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise ServerError(f"no server at {url}: {reason(error)}") from None
     if 300 <= reply.status < 400:

@@ -1,24 +1,101 @@
-"""A server's own figures over the time of a run, from its /metrics: how its counters grew, how high its gauges were."""
+"""A server's own figures over the time of a run, from its /metrics.
+
+Whatever becomes of /metrics, the run goes on: a look that fails or hangs is told, and none takes longer than `TIMEOUT`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from loadgen.server_terms import COUNTERS, GAUGES, HISTOGRAMS, Buckets, Labels, Reading, read
+from loadgen.client import reason
+from loadgen.server_figures import Figures, Levels, growth, untold
+from servers.dialects import DIALECTS
+from servers.measures import Measures, measure
+from servers.reading import Reading, read
+from servers.terms import Engine
 
-Figure = float | int | str | bool | None
-
-PATHS = ("/metrics", "/prometheus/metrics")  # the second is TensorRT-LLM's
-EVERY = 1.0  # seconds between looks at the gauges
-TIMEOUT = aiohttp.ClientTimeout(total=10)
-PERCENTILES = (50, 90, 99)
+EVERY = 1.0  # seconds between looks
+TIMEOUT = 5.0  # seconds of one look, of all at the beginning, and of all at the end
+LONGEST_PAGE = 1 << 25  # bytes
 _SETTLE = 0.1  # seconds: some servers count a request's tokens a moment after they have answered it
 _SETTLES = 20
+_BUCKETS = re.compile(r"^[^#\s]*_bucket\{.*\n?", re.MULTILINE)
+
+
+class NoMetrics(Exception):
+    """A look that brought nothing; the message says why."""
+
+
+def pages_of(address: str) -> tuple[str, ...]:
+    """Where a server at that address may have its metrics: there itself, if it has a path."""
+    if urlsplit(address).path.strip("/"):
+        return (address,)
+    return tuple(dict.fromkeys(f"{address.rstrip('/')}{path}" for path in _paths()))
+
+
+def _paths() -> list[str]:
+    return [path for dialect in DIALECTS for path in dialect.paths]
+
+
+async def find_metrics(http: aiohttp.ClientSession, address: str) -> tuple[str, Reading]:
+    """Where the metrics of a server are, and the first look. Raises `NoMetrics` within `TIMEOUT`."""
+    told: list[str] = []
+    where = address
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            for where in pages_of(address):
+                try:
+                    return where, await scrape(http, where)
+                except NoMetrics as error:
+                    told.append(f"{where} {error}")
+    except TimeoutError:
+        told.append(f"{where} did not answer within {TIMEOUT:g} s")
+    raise NoMetrics(next((why for why in told if not why.endswith(" 404")), told[0]))
+
+
+async def scrape(http: aiohttp.ClientSession, where: str, *, histograms: bool = True) -> Reading:
+    """One look; without `histograms` it is so cheap that it disturbs no request. Raises `NoMetrics`."""
+    try:
+        async with asyncio.timeout(TIMEOUT), http.get(where, allow_redirects=False) as reply:
+            if reply.status != 200:
+                raise NoMetrics(f"answered {reply.status}")
+            page = bytearray()
+            async for received in reply.content.iter_any():
+                page += received
+                if len(page) > LONGEST_PAGE:
+                    raise NoMetrics(f"is longer than {LONGEST_PAGE:,} bytes")
+    except TimeoutError:
+        raise NoMetrics(f"did not answer within {TIMEOUT:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NoMetrics(f"cannot be asked: {reason(error)}") from None
+    text = page.decode("utf-8", "replace")
+    try:
+        reading = read(text if histograms else _BUCKETS.sub("", text))
+    except ValueError as error:
+        raise NoMetrics(f"has a line that cannot be read: {error}") from None
+    if reading is None:
+        names = ", ".join(dict.fromkeys(dialect.marks[0] for dialect in DIALECTS))
+        raise NoMetrics(f"tells no metrics that are known here (names begin with {names})")
+    return reading
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the looks of a run came to, beside the gauges."""
+
+    looks: int = 1
+    failed: int = 0
+    why_failed: str = ""  # the last time
+    slowest: float = 0.0  # seconds
+    restarts: list[float] = field(default_factory=list)  # seconds since the beginning
+    newest: Reading | None = None
 
 
 class ServerMetrics:
@@ -27,52 +104,115 @@ class ServerMetrics:
     def __init__(self, http: aiohttp.ClientSession, where: str, first: Reading, every: float) -> None:
         self._http, self.where, self.first = http, where, first
         self._began = time.monotonic()
-        self._gauges = [first.gauges]
-        self._failed = 0
+        self._levels, self._seen = Levels(), _Seen(newest=first)
+        self._levels.take(first)
         self._looking = asyncio.create_task(self._look(every))
 
     @classmethod
-    async def start(cls, http: aiohttp.ClientSession, url: str, every: float = EVERY) -> ServerMetrics | None:
-        """Look for the first time; None if the server at this root has no metrics that are known here."""
-        for path in PATHS:
-            if (first := await _scrape(http, url + path)) is not None:
-                return cls(http, url + path, first, every)
-        return None
+    async def start(cls, http: aiohttp.ClientSession, address: str, every: float = EVERY) -> ServerMetrics:
+        """Look for the first time. Raises `NoMetrics` if the server has no metrics that are known here."""
+        where, first = await find_metrics(http, address)
+        return cls(http, where, first, every)
+
+    @property
+    def looks(self) -> int:
+        """That brought something."""
+        return self._seen.looks
+
+    @property
+    def failed(self) -> int:
+        return self._seen.failed
+
+    @property
+    def restarts(self) -> list[float]:
+        """When they were seen, in seconds since the beginning."""
+        return self._seen.restarts
 
     async def _look(self, every: float) -> None:
         looks = 0
         while True:
             looks = max(looks + 1, math.ceil((time.monotonic() - self._began) / every))
             await asyncio.sleep(self._began + looks * every - time.monotonic())
-            if (reading := await _scrape(self._http, self.where, gauges_alone=True)) is None:
-                self._failed += 1
-            else:
-                self._gauges.append(reading.gauges)
+            began = time.monotonic()
+            try:
+                self._take(await scrape(self._http, self.where, histograms=False))
+            except NoMetrics as error:
+                self._seen.failed += 1
+                self._seen.why_failed = str(error)
+            self._seen.slowest = max(self._seen.slowest, time.monotonic() - began)
 
-    async def finish(self) -> dict[str, Figure] | None:
-        """The figures from the start to now; None if the server tells no more."""
+    def _take(self, reading: Reading) -> None:
+        """Count a look in. A counter that fell began anew: what it had reached before is lost."""
+        seen = self._seen
+        self._levels.take(reading)
+        seen.looks += 1
+        if seen.newest is not None and measure(seen.newest, reading, 1.0).restarted:
+            seen.restarts.append(round(time.monotonic() - self._began, 3))
+        seen.newest = reading
+
+    async def finish(self) -> Figures:
+        """The figures from the start to now. What a server that tells no more has counted is None."""
         await self.close()
         if not self._looking.cancelled():
             self._looking.result()  # raises what went wrong
         seconds = time.monotonic() - self._began
-        if (last := await self._settled()) is None:
-            return None
-        seen: dict[str, Figure] = {
-            "names_of": last.kind,
+        seen, looks, last, lost = self._seen, self._seen.looks, None, ""
+        try:
+            last = await self._settled()
+        except NoMetrics as error:
+            lost = str(error)
+        else:
+            self._take(last)
+        dialect = next(dialect for dialect in DIALECTS if dialect.kind == self.first.kind)
+        figures: Figures = {
+            "names_of": self.first.kind,
+            "version": (last or self.first).facts.get("version"),
             "where": self.where,
             "seconds": seconds,
-            "looks": len(self._gauges),
-            "failed_looks": self._failed,
+            "looks": looks,
+            "failed_looks": seen.failed,
+            "why_failed": seen.why_failed,
+            "slowest_look_s": seen.slowest,
+            "lost": lost,
+            "restarted": bool(seen.restarts),
+            "restarts": list(seen.restarts),
+            "untold": untold(last or self.first, dialect.missing),
         }
-        return seen | growth(self.first, last) | levels(self._gauges)
+        figures |= growth(self._measured(last, seconds)) | self._levels.figures()
+        figures["engines"] = self._engines(last, seconds)
+        return figures
 
-    async def _settled(self) -> Reading | None:
-        """The first reading after which the counters stand still, or the last one that there was time for."""
-        last = await _scrape(self._http, self.where)
+    def _measured(self, last: Reading | None, seconds: float, engine: Engine | None = None) -> Measures:
+        """Nothing where the end, or what came before a restart, is not known."""
+        if last is None or self._seen.restarts:
+            return Measures(seconds)
+        return measure(self.first, last, seconds, engine)
+
+    def _engines(self, last: Reading | None, seconds: float) -> list[Figures]:
+        """Each engine by itself, where a server has several."""
+        if len(self._levels.engines) < 2:
+            return []
+        return [
+            {"model": engine.model, "rank": engine.rank}
+            | growth(self._measured(last, seconds, engine))
+            | self._levels.figures(engine)
+            for engine in sorted(self._levels.engines)
+        ]
+
+    async def _settled(self) -> Reading:
+        """The first reading after which the counters stand still, or the last that there was time for."""
+        deadline = time.monotonic() + TIMEOUT
+        last = await scrape(self._http, self.where)
         for _ in range(_SETTLES):
+            if time.monotonic() + _SETTLE > deadline:
+                break
             await asyncio.sleep(_SETTLE)
-            again = await _scrape(self._http, self.where)
-            if again is None or (last is not None and again.counters == last.counters):
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
+                    again = await scrape(self._http, self.where)
+            except (NoMetrics, TimeoutError):
+                break
+            if again.counters == last.counters:
                 break
             last = again
         return last
@@ -81,98 +221,3 @@ class ServerMetrics:
         """Look no more."""
         self._looking.cancel()
         await asyncio.wait([self._looking])
-
-
-async def _scrape(http: aiohttp.ClientSession, where: str, gauges_alone: bool = False) -> Reading | None:
-    """None if nothing came that can be read."""
-    try:
-        async with http.get(where, timeout=TIMEOUT) as reply:
-            return read(await reply.text(), gauges_alone) if reply.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
-
-
-def levels(gauges: Sequence[Mapping[str, float]]) -> dict[str, Figure]:
-    """Mean and maximum of each gauge over all looks; None where the server has none."""
-    seen: dict[str, Figure] = {}
-    for term in GAUGES:
-        values = [look[term] for look in gauges if term in look]
-        seen[f"mean_{term}"] = sum(values) / len(values) if values else None
-        seen[f"max_{term}"] = max(values, default=None)
-    return seen
-
-
-def growth(first: Reading, last: Reading) -> dict[str, Figure]:
-    """How much was counted between two looks, in tokens, requests and milliseconds. None: not told, or unknown.
-
-    A counter that fell began anew: then nobody knows what it had reached, and `restarted` is True.
-    """
-    grown: dict[str, float | None] = {
-        term: _grown(first.counters.get(term, {}), last.counters.get(term)) for term in COUNTERS
-    }
-    figures: dict[str, Figure] = {
-        "restarted": any(term in last.counters and value is None for term, value in grown.items())
-    }
-    hit_rate = _share(grown["prefix_hit_tokens"], grown["prefix_queried_tokens"])
-    if hit_rate is None:
-        hit_rate = _share(grown["prefix_hit_blocks"], grown["prefix_queried_blocks"])
-    for term, value in grown.items():
-        if not term.endswith("_blocks"):
-            figures[term] = None if value is None else round(value)
-    figures["prefix_hit_rate"] = hit_rate
-    for term in HISTOGRAMS:
-        figures |= _latency(term, _between(first.histograms.get(term, {}), last.histograms.get(term)))
-    return figures
-
-
-def _grown(before: Mapping[Labels, float], after: Mapping[Labels, float] | None) -> float | None:
-    """Over all series; one that was not there before began at 0."""
-    if after is None or any(labels not in after or after[labels] < value for labels, value in before.items()):
-        return None
-    return sum(value - before.get(labels, 0.0) for labels, value in after.items())
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _between(before: Mapping[Labels, Buckets], after: Mapping[Labels, Buckets] | None) -> Buckets | None:
-    """What came between two looks, in all series together; None if that is nothing, or unknown."""
-    if after is None or not before.keys() <= after.keys():
-        return None
-    bounds = {tuple(sorted(buckets.upto)) for buckets in (*after.values(), *before.values())}
-    if len(bounds) != 1:
-        return None
-    upto = dict.fromkeys(sorted(*bounds), 0.0)
-    total = 0.0
-    for labels, buckets in after.items():
-        earlier = before.get(labels)
-        for bound, count in buckets.upto.items():
-            came = count - (earlier.upto[bound] if earlier else 0.0)
-            if came < 0:
-                return None
-            upto[bound] += came
-        total += buckets.total - (earlier.total if earlier else 0.0)
-    return Buckets(upto, total) if max(upto.values()) > 0 else None
-
-
-def _latency(term: str, buckets: Buckets | None) -> dict[str, Figure]:
-    """The mean, and what the percentiles are at most: their bucket's bound. From seconds to milliseconds."""
-    count = 0.0 if buckets is None else max(buckets.upto.values())
-    mean = None if buckets is None else buckets.total / count * 1000
-    figures: dict[str, Figure] = {f"mean_{term}_ms": mean}
-    for percent in PERCENTILES:
-        bound = None if buckets is None else at_most(buckets, percent)
-        figures[f"p{percent}_{term}_at_most_ms"] = None if bound is None else bound * 1000
-    figures[f"count_{term}"] = None if buckets is None else round(count)
-    return figures
-
-
-def at_most(buckets: Buckets, percent: float) -> float | None:
-    """The bound below which that many percent of the values are; None beyond the last finite one.
-
-    Prometheus would go on to guess a place between the bounds, which may be far from each other.
-    """
-    wanted = max(buckets.upto.values()) * percent / 100
-    bound = min(bound for bound, count in buckets.upto.items() if count >= wanted)
-    return None if bound == math.inf else bound

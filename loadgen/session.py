@@ -54,8 +54,12 @@ async def _counted(response: Response, setting: Setting) -> int | None:
 
     A server that is loaded may not come to count: that ends no run, and the token source tells.
     """
-    told = response.usage is not None and response.usage.completion_tokens is not None
-    if told or setting.tokenizer is None or response.outcome is not Outcome.COMPLETED or not response.chunks:
+    if (
+        response.output_tokens is not None
+        or setting.tokenizer is None
+        or response.outcome is not Outcome.COMPLETED
+        or not response.chunks
+    ):
         return None
     try:
         (tokens,) = await setting.tokenizer.count([response.text])
@@ -66,8 +70,8 @@ async def _counted(response: Response, setting: Setting) -> int | None:
 
 def _output_tokens(response: Response, counted: int | None) -> tuple[int, TokenSource]:
     """The answer's tokens, and who counted them."""
-    if response.usage is not None and response.usage.completion_tokens is not None:
-        return response.usage.completion_tokens, TokenSource.USAGE
+    if (told := response.output_tokens) is not None:
+        return told, TokenSource.USAGE
     if counted is not None:
         return counted, TokenSource.TOKENIZER
     if response.chunks:
@@ -101,7 +105,6 @@ async def _send(
         counted = await _counted(response, setting)
     finally:
         tokens, source = _output_tokens(response, counted)
-        usage = response.usage
         setting.report(
             RequestRecord(
                 session=session.session,
@@ -114,11 +117,12 @@ async def _send(
                 ended=setting.relative(response.ended),
                 asked_input=payload.asked_input,
                 asked_output=payload.asked_output,
-                input_tokens=usage.prompt_tokens if usage else None,
-                cached_tokens=usage.cached_tokens if usage else None,
+                input_tokens=response.input_tokens,
+                cached_tokens=response.cached_tokens,
                 output_tokens=tokens,
                 token_source=source,
                 streamed=response.streamed,
+                finish=response.finish,
                 retries=response.retries,
                 refusals=response.refusals,
                 waited=round(response.waited, 6),

@@ -18,6 +18,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time_unit: str | None = None  # of the trace's times, "s", "ms" or "us"; None: as its format has it
     sessions: int | None = None
     url: str | None = None  # None: an engine of loadgen's own
+    metrics_url: str | None = None  # None: its metrics are where servers of its kind have them
+    headers: tuple[str, ...] = ()  # names of those that go with every request beside loadgen's own
+    ca_file: str | None = None  # whose certificates are believed; None: the system's
+    insecure: bool = False  # any certificate is believed
     engine_args: tuple[str, ...] = ()
     model: str | None = None
     arrivals: str = "recorded"

@@ -42,6 +42,8 @@ class EventParser:
                     self._data = []
             elif content.startswith(b"data:"):
                 self._data.append(content[5:].removeprefix(b" "))
+            elif content.startswith(b"error:"):  # llama.cpp until 2025 told errors so
+                self._data.append(b'{"error":' + content[6:].strip() + b"}")
             elif content == b"data":
                 self._data.append(b"")
         return events

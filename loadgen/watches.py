@@ -9,7 +9,7 @@ import aiohttp
 
 from loadgen.engine_figures import since
 from loadgen.engine_watch import EngineError, EngineWatch, read_snapshot
-from loadgen.server_metrics import ServerMetrics
+from loadgen.server_metrics import TIMEOUT, NoMetrics, ServerMetrics
 
 
 @dataclass(slots=True)
@@ -18,17 +18,24 @@ class Watches:
 
     engine: EngineWatch | None
     server: ServerMetrics | None
+    no_metrics: str = ""  # why there are none
 
     @classmethod
-    async def begin(cls, http: aiohttp.ClientSession, engine_http: aiohttp.ClientSession | None, url: str) -> Watches:
-        """`engine_http` is for the engine's own routes; None: they are not to be asked.
+    async def begin(
+        cls, http: aiohttp.ClientSession, engine_http: aiohttp.ClientSession | None, url: str, metrics: str | None
+    ) -> Watches:
+        """`engine_http` is for the engine's own routes; None: they are not to be asked. `metrics`: where these are.
 
         Raises `EngineError` if it has a step stream that cannot be read.
         """
         first = None if engine_http is None else await read_snapshot(engine_http, url)
-        server = await ServerMetrics.start(http, url)
+        server, why = None, ""
+        try:
+            server = await ServerMetrics.start(http, metrics or url)
+        except NoMetrics as error:
+            why = str(error)
         watch = None if first is None or engine_http is None else EngineWatch(engine_http, url, first)
-        return cls(watch, server)
+        return cls(watch, server, why)
 
     async def finish(self, begin: float, notes: list[str]) -> dict[str, Any]:
         """The parts of a `RunEnd` that they tell. Requests began to be sent at `begin`, in seconds of the run.
@@ -55,8 +62,12 @@ class Watches:
                 if lost := engine["records_lost"]:
                     notes.append(f"{lost} step records were lost: means and peaks of the engine lack them.")
         server = None if self.server is None else await self.server.finish()
-        if self.engine is None and server is None:
-            notes.append("The server has neither /engine/snapshot nor /metrics: there are no figures of its own.")
+        if server is None and self.engine is None:
+            notes.append(f"The server tells no figures of its own: no /engine/snapshot, and {self.no_metrics}.")
+        elif server is None:
+            notes.append(f"No figures from the server's metrics: {self.no_metrics}.")
+        else:
+            notes += _of_metrics(server)
         return {"engine": engine, "moments": moments, "server": server}
 
     async def close(self) -> None:
@@ -65,3 +76,21 @@ class Watches:
             await self.engine.close()
         if self.server is not None:
             await self.server.close()
+
+
+def _of_metrics(server: dict[str, Any]) -> list[str]:
+    """What a reader must know of how the metrics were looked at."""
+    told, where = [], server["where"]
+    if failed := server["failed_looks"]:
+        looks = "1 look" if failed == 1 else f"{failed:,} looks"
+        told.append(f"{looks} at {where} failed, the last one because it {server['why_failed']}.")
+    if server["slowest_look_s"] > TIMEOUT / 5:
+        told.append(f"{where} is slow: a look took up to {server['slowest_look_s']:.1f} s. No request waited for it.")
+    if why := server["lost"]:
+        told.append(f"What the server counted is not known: at the end {where} {why}.")
+    if server["restarts"]:
+        when = ", ".join(f"{second:,.1f} s" for second in server["restarts"])
+        told.append(
+            f"The server's counters began anew, seen at {when}: it was restarted, and what it counted is not known."
+        )
+    return told

@@ -16,7 +16,6 @@ from loadgen.self_watch import SelfWatch
 from loadgen.text.tokenizer import TokenizerError
 from loadgen.traces.model import TraceError
 from loadgen.workers import (
-    API_KEY,
     COUNTS_EVERY,
     Begin,
     Drain,
@@ -29,6 +28,7 @@ from loadgen.workers import (
     Start,
     Stop,
     Told,
+    access_of,
     decode_order,
     encode,
 )
@@ -85,7 +85,7 @@ async def _work() -> None:
 
     helpers = [asyncio.create_task(listen())]
     try:
-        async with Player(job, controls, tally, _tell, os.environ.get(API_KEY)) as player:
+        async with Player(job, controls, tally, _tell, access_of(job, os.environ)) as player:
             with frozen():
                 _tell(Ready())
                 sys.stdout.buffer.flush()

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, Self
 
 import msgspec
 
+from loadgen.access import Access, read_headers, written
 from loadgen.live.tally import Counts, Tally
 from loadgen.outcome import RequestRecord
 from loadgen.pace import Pace
@@ -22,6 +23,7 @@ from loadgen.player import Controls, Job, Player
 from loadgen.self_watch import SelfFigures, SelfWatch
 
 API_KEY = "LOADGEN_API_KEY"  # not in the arguments, which everybody on the machine can read
+HEADERS = "LOADGEN_WORKER_HEADERS"
 ADMIN_KEY = "LOADGEN_ADMIN_KEY"  # which these processes have no use for
 COUNTS_EVERY = 0.2  # seconds
 STOP_TIMEOUT = 10.0  # seconds for a child to report what it has
@@ -121,10 +123,10 @@ Opened = contextlib.AbstractAsyncContextManager[Players]
 class ThisProcess:
     """The run in this very process."""
 
-    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
+    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, access: Access) -> None:
         self._tally = Tally()
         self._controls = Controls(pace, job.limits.open_budget())
-        self._player = Player(job, self._controls, self._tally, take, api_key)
+        self._player = Player(job, self._controls, self._tally, take, access)
         self._watch = SelfWatch()
 
     async def __aenter__(self) -> Self:
@@ -159,16 +161,16 @@ class ThisProcess:
 class Children:
     """A run in several processes, started by `async with`; they end with it, or when this process is gone."""
 
-    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> None:
-        self._job, self._take, self._pace, self._api_key = job, take, pace, api_key
+    def __init__(self, job: Job, take: Callable[[RequestRecord], None], pace: Pace, access: Access) -> None:
+        self._job, self._take, self._pace, self._access = job, take, pace, access
         self._count = job.settings.workers
         self._processes: list[asyncio.subprocess.Process] = []
         self._told: dict[int, Told] = {}
 
     async def __aenter__(self) -> Self:
-        environment = {name: value for name, value in os.environ.items() if name not in (API_KEY, ADMIN_KEY)}
-        if self._api_key is not None:
-            environment[API_KEY] = self._api_key
+        own = (API_KEY, ADMIN_KEY, HEADERS)
+        environment = {name: value for name, value in os.environ.items() if name not in own}
+        environment |= secrets(self._access)
         try:
             for number in range(self._count):
                 self._processes.append(
@@ -283,9 +285,22 @@ decode_order = msgspec.json.Decoder(Order).decode
 decode_message = msgspec.json.Decoder(Message).decode
 
 
-def open_players(job: Job, take: Callable[[RequestRecord], None], pace: Pace, api_key: str | None) -> Opened:
+def secrets(access: Access) -> dict[str, str]:
+    """For a child's environment; what is no secret is in its job."""
+    key = {} if access.key is None else {API_KEY: access.key}
+    return key | ({HEADERS: written(access.headers)} if access.headers else {})
+
+
+def access_of(job: Job, environment: Mapping[str, str]) -> Access:
+    """How a child is let in, by its own environment."""
+    settings = job.settings
+    headers = read_headers(environment.get(HEADERS, ""))
+    return Access(environment.get(API_KEY), headers, settings.ca_file, settings.insecure)
+
+
+def open_players(job: Job, take: Callable[[RequestRecord], None], pace: Pace, access: Access) -> Opened:
     """One process, or as many as the settings ask for, by `async with`.
 
     `take` gets every record. Raises as `Player`, and `WorkerError` if a process does not come up.
     """
-    return (ThisProcess if job.settings.workers == 1 else Children)(job, take, pace, api_key)
+    return (ThisProcess if job.settings.workers == 1 else Children)(job, take, pace, access)

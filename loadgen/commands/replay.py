@@ -15,9 +15,10 @@ from loadgen.options import (
     OptionAdder,
     engine_arguments,
     key_options,
+    metrics_url,
     positive_float,
     positive_int,
-    server_url,
+    server_address,
     unicode_text,
     whole_number,
     yes_or_no,
@@ -47,9 +48,11 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--too-long", str, "error", "requests longer than the server's context", choices=("error", "skip", "cut"))
 
     add = OptionAdder(parser.add_argument_group("the server"))
-    add("--url", server_url, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
+    add("--url", server_address, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
+    elsewhere = "where the server's metrics are, if not at its own address; asked with the same keys"
+    add("--metrics-url", metrics_url, None, elsewhere, metavar="URL")
     key_options(add)
     add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")
 
@@ -103,7 +106,11 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         block_size=arguments.block_size,
         time_unit=arguments.time_unit,
         sessions=arguments.sessions,
-        url=arguments.url,
+        url=None if arguments.url is None else str(arguments.url),
+        metrics_url=arguments.metrics_url,
+        headers=names_of(arguments),
+        ca_file=arguments.ca_file,
+        insecure=arguments.insecure,
         engine_args=("--model", arguments.model or ENGINE_MODEL, *arguments.engine_args) if own else (),
         model=None if own else arguments.model,
         arrivals=next(iter(given.values()), "recorded"),
@@ -133,6 +140,11 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"--until {error}") from None
     return settings
+
+
+def names_of(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Of the headers that go with every request; their values are told nowhere."""
+    return tuple(sorted({name for name, _ in (*arguments.header_file, *arguments.header)}, key=str.lower))
 
 
 def _json_object(text: str) -> dict[str, object]:

@@ -39,10 +39,11 @@ class Sums:
     input_tokens: int = 0
     inputs_told: int = 0
     cached_tokens: int = 0
-    inputs_of_cached: int = 0  # input tokens of the answers that told how many were cached
     caches_told: int = 0
     other_input: int = 0
     other_output: int = 0
+    shorter: int = 0  # answers that have fewer tokens than asked
+    tokens_short: int = 0  # by so many
     slo_met: int = 0
     slo_missed: int = 0
 
@@ -63,6 +64,7 @@ class Figures:
         self.outcomes = Counter[Outcome]()
         self.failures = Counter[str]()  # by kind
         self.token_sources = Counter[TokenSource]()
+        self.finishes = Counter[str]()  # by finish_reason, of completed requests
         self.distributions = Distributions()
         self._kept = Counter[str]()  # by the name of a limit
         self._missed = Counter[str]()
@@ -124,7 +126,13 @@ class Figures:
         if record.streamed:
             sums.streamed_chunks += len(record.chunks)
             sums.streamed_output_tokens += record.output_tokens
-        sums.other_output += record.asked_output not in (None, record.output_tokens)
+        if record.asked_output is not None and record.asked_output != record.output_tokens:
+            sums.other_output += 1
+            sums.shorter += record.output_tokens < record.asked_output
+            sums.tokens_short += max(0, record.asked_output - record.output_tokens)
+        if record.finish:
+            known = record.finish in self.finishes or len(self.finishes) < MOST_KINDS
+            self.finishes[record.finish if known else OTHERS] += 1
         if record.input_tokens is not None:
             sums.inputs_told += 1
             sums.input_tokens += record.input_tokens
@@ -132,7 +140,6 @@ class Figures:
             if record.cached_tokens is not None:
                 sums.caches_told += 1
                 sums.cached_tokens += record.cached_tokens
-                sums.inputs_of_cached += record.input_tokens
 
     def merge(self, other: Figures) -> None:
         """Count another run too, of which the times add up. Raises ValueError if it has other limits."""
@@ -142,6 +149,7 @@ class Figures:
         self.outcomes.update(other.outcomes)
         self.failures.update(other.failures)
         self.token_sources.update(other.token_sources)
+        self.finishes.update(other.finishes)
         self.distributions.merge(other.distributions)
         self._kept.update(other._kept)
         self._missed.update(other._missed)
@@ -203,10 +211,14 @@ class Figures:
             "token_source": self.token_source,
             "total_chunks": sums.chunks,
             "output_tokens_per_chunk": _share(sums.streamed_output_tokens, sums.streamed_chunks),
+            "finish_reasons": dict(sorted(self.finishes.items())),
             "other_length_than_asked": sums.other_output,
+            "shorter_than_asked": sums.shorter,
+            "tokens_short": sums.tokens_short,
             "asked_input_mismatches": sums.other_input,
             "cached_tokens": sums.cached_tokens if sums.caches_told else None,
-            "hit_rate": _share(sums.cached_tokens, sums.inputs_of_cached),
+            "cached_told": sums.caches_told,
+            "hit_rate": _share(sums.cached_tokens, sums.input_tokens) if sums.caches_told else None,
             **self._slo_figures(),
             **self.distributions.figures(),
         }

@@ -19,11 +19,13 @@ from loadgen.request_ids import request_id
 from loadgen.results.notes import notes, warnings
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, KILLED, ResultError, RunEnd, RunFile
 from loadgen.results.series import Series
+from loadgen.server_figures import HISTOGRAMS, PERCENTILES
 
 Document = dict[str, Any]
 
 NOTHING_SEEN = RunEnd(at=0.0)
 NO_SPAN = Span()
+PARTS = tuple(f"p{percent}" for percent in PERCENTILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Measured:
             "engine": end.engine,
             "settings": _settings(self.run, self.figures),
             "server": {**header.server, "metrics": end.server},
+            "latency_by_both": latency_by_both(self.whole, end.server),
             "client": {"versions": header.versions, "machine": header.machine},
             "agreement": msgspec.to_builtins(agree),
-            "warnings": warnings(self.run, summary, agree),
+            "warnings": warnings(self.run, summary, agree, self.kind),
             "first_failures": {
                 kind: {
                     "session": record.session,
@@ -88,7 +91,16 @@ class Measured:
     def agreement(self) -> Agreement:
         """Whether the server counted the same tokens, part by part of a run that was resumed."""
         unseen = len(self.run.resumed) + 1 - len(self.run.ends)
-        return agreement(self.whole, [*(end.server for end in self.run.ends), *[None] * unseen])
+        servers = [*(end.server for end in self.run.ends), *[None] * unseen]
+        engines = [*(end.engine for end in self.run.ends), *[None] * unseen]
+        return agreement(self.whole, servers, engines, self.kind)
+
+    @property
+    def kind(self) -> str:
+        """The server's: by its models, else by its metrics."""
+        kind = str(self.run.header.server.get("kind", "unknown"))
+        metrics = self.end.server or {}
+        return str(metrics.get("names_of", kind)) if kind == "unknown" else kind
 
 
 def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
@@ -159,6 +171,7 @@ def merged(runs: Sequence[Measured]) -> Document:
         "engine": None,
         "settings": first["settings"],
         "server": {**first["server"], "metrics": None},
+        "latency_by_both": None,
         "client": first["client"],
         "agreement": None,
         "warnings": [f"{name}: {text}" for name, one in _named(runs, documents) for text in one["warnings"]],
@@ -195,6 +208,28 @@ def _summary(figures: Figures, runs: Sequence[Measured]) -> dict[str, Any]:
 
 def _named(runs: Sequence[Measured], documents: Sequence[Document]) -> list[tuple[str, Document]]:
     return [(one.run.path.name, document) for one, document in zip(runs, documents, strict=True)]
+
+
+def latency_by_both(whole: Figures, server: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Latencies of the whole run in milliseconds, as the client and as the server measured them; None without metrics.
+
+    The server's percentiles are bounds: the value is at most that.
+    """
+    if server is None:
+        return None
+    client, both = whole.summary(), {}
+    for name in HISTOGRAMS:
+        told = server.get(f"count_{name}")
+        if told is None and f"count_{name}" not in client:
+            continue
+        both[name] = {
+            "client": {part: client.get(f"{part}_{name}_ms") for part in ("mean", *PARTS)}
+            | {"count": client.get(f"count_{name}")},
+            "server": {"mean": server.get(f"mean_{name}_ms")}
+            | {f"{part}_at_most": server.get(f"{part}_{name}_at_most_ms") for part in PARTS}
+            | {"count": told},
+        }
+    return both
 
 
 def differing_settings(documents: Sequence[Document]) -> list[str]:

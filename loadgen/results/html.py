@@ -8,18 +8,16 @@ from pathlib import PurePath
 
 from loadgen.results import charts
 from loadgen.results.document import Document, Measured, merged, merged_figures
+from loadgen.results.server_tables import agreement_table, server_latency_table, server_table
 from loadgen.results.svg import Chart, draw
 from loadgen.results.tables import (
     Table,
-    agreement_table,
     engine_table,
     failure_table,
     goodput_table,
     latency_table,
     outcome_table,
     run_table,
-    server_latency_table,
-    server_table,
     side_by_side,
     text,
 )

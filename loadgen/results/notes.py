@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from loadgen.agreement import Agreement, Verdict
+from loadgen.agreement import Agreement, Found, PrefixHits, Verdict
 from loadgen.outcome import RequestRecord
+from loadgen.quirks import IgnoreEos, quirks_of
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
 from loadgen.self_watch import CPU_SHARE_LIMIT
 
@@ -14,7 +15,7 @@ _REMEDY = "Give it more --workers or a faster machine."
 _OTHERS = "It waited for a processor that others used: leave the machine to it, or give it one of its own."
 
 
-def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list[str]:
+def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement, kind: str = "unknown") -> list[str]:
     """What may make the figures wrong, or not those that were asked for: told before them."""
     told = []
     if summary.get("client_is_bottleneck"):
@@ -36,9 +37,36 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement) -> list
                 f"The server counted {tokens.server:,} tokens of {kind}, its clients here {tokens.client:,}: either it "
                 "served others too, or its usage is wrong, and so are tokens/s."
             )
+    if agree.prefix.verdict is Verdict.DIFFER:
+        found = [f"{count.tokens:,}" for count in _counts(agree.prefix) if count.tokens is not None]
+        told.append(
+            f"Prompt tokens found in the prefix cache: {found[0]} by the usage of the answers, "
+            f"{' and '.join(found[1:])} by the server: somebody else used it, or one of them counts wrongly."
+        )
+    if run.header.settings.ignore_eos and (shorter := summary.get("shorter_than_asked")):
+        told.append(
+            f"{shorter:,} of {summary['completed']:,} answers were shorter than the trace asks, by "
+            f"{summary['tokens_short']:,} tokens in all: {_why_shorter(run, kind)}. The load was lighter than the "
+            "trace's."
+        )
+    if run.header.settings.insecure:
+        told.append("The server's certificate was not checked (--insecure): who answered is not known.")
     if run.torn:
         told.append("The last line of the file was cut while it was written, and is left out.")
     return told
+
+
+def _counts(prefix: PrefixHits) -> list[Found]:
+    return [count for count in (prefix.client, prefix.server, prefix.engine) if count is not None]
+
+
+def _why_shorter(run: RunFile, kind: str) -> str:
+    quirks = quirks_of(kind)
+    if "ignore_eos" in run.header.server.get("left_out", {}) or quirks.ignore_eos is IgnoreEos.REFUSED:
+        return f"{quirks.title} takes no ignore_eos"
+    if quirks.ignore_eos is IgnoreEos.IGNORED:
+        return f"{quirks.title} has no ignore_eos, and takes it without effect"
+    return "the server took ignore_eos, and they ended all the same"
 
 
 def notes(run: RunFile, summary: Mapping[str, Any], first_failures: Iterable[RequestRecord]) -> list[str]:

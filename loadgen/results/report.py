@@ -11,19 +11,17 @@ from rich.text import Text
 
 from loadgen.results.document import AS_THE_RUN, Asked, Document, Measured, measure, merged
 from loadgen.results.run_file import RunFile
+from loadgen.results.server_tables import agreement_table, server_latency_table, server_table
 from loadgen.results.tables import (
     FEWER_STATISTICS,
     STATISTICS,
     Table,
-    agreement_table,
     engine_table,
     failure_table,
     goodput_table,
     latency_table,
     outcome_table,
     run_table,
-    server_latency_table,
-    server_table,
     side_by_side,
 )
 

@@ -57,19 +57,6 @@ ENGINE_ROWS = (
     ("records_lost", "step records lost"),
     ("peak_rss_bytes", "peak memory of the engine's processes, summed"),
 )
-SERVER_ROWS = (
-    ("requests", "requests ended"),
-    ("prompt_tokens", "prompt tokens"),
-    ("generation_tokens", "tokens generated"),
-    ("prefix_hit_rate", "prefix hit rate"),
-    ("preemptions", "preemptions"),
-    ("mean_running", "requests running, mean"),
-    ("max_running", "  most"),
-    ("mean_waiting", "requests waiting, mean"),
-    ("max_waiting", "  most"),
-    ("mean_kv_usage", "KV memory in use, mean"),
-    ("max_kv_usage", "  most"),
-)
 # Of what an engine may not do at all: left out where it did not, but for the JSON.
 ONLY_IF_ANY = frozenset(
     {
@@ -161,7 +148,8 @@ def run_table(document: Document) -> Table:
     )
     control = ", ".join(f"{name} {text(value)}" for name, value in settings["control"].items())
     whose = "an engine of loadgen's own" if settings["engine_started_by_loadgen"] else None
-    kind = None if server.get("kind") == "unknown" else server.get("kind")
+    metrics = server.get("metrics") or {}
+    kind = server.get("kind") if server.get("kind") != "unknown" else metrics.get("names_of")
     memory = machine.get("memory_bytes")
     rows = [
         ("trace", _present(("{}", settings["file"]), ("{}", settings["format"]))),
@@ -171,7 +159,22 @@ def run_table(document: Document) -> Table:
         ("limits (SLO)", settings["slo"] or ""),
         (
             "server",
-            _present(("{}", whose), ("{}", kind), ("version {}", server.get("version")), ("at {}", settings["url"])),
+            _present(
+                ("{}", whose),
+                ("{}", kind),
+                ("version {}", server.get("version") or metrics.get("version")),
+                ("at {}", settings["url"]),
+                ("metrics at {}", settings.get("metrics_url")),
+            ),
+        ),
+        ("found out", _found_out(server.get("found") or {})),
+        (
+            "let in",
+            _present(
+                ("headers {}", settings.get("headers")),
+                ("certificates of {}", settings.get("ca_file")),
+                ("no certificate checked", settings.get("insecure") or None),
+            ),
         ),
         ("model", _present(("{}", settings["model"]), ("context of {} tokens", server.get("max_model_len")))),
         ("engine arguments", " ".join(settings["engine_args"] or ())),
@@ -188,6 +191,18 @@ def run_table(document: Document) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     return Table("Run", tuple(row for row in rows if row[1]), prose=True)
+
+
+def _found_out(found: Mapping[str, Any]) -> str:
+    """What the trial's answer had."""
+    done, role, eos = found.get("done"), found.get("opens_with_role"), found.get("ignore_eos")
+    return _present(
+        ("tokens told in {}", found.get("usage")),
+        ("cached ones in {}", found.get("cached")),
+        ("ignore_eos {}", eos),
+        ("a chat opens with a chunk of no text" if role else "a chat opens with text", role is not None or None),
+        ("streams end with [DONE]" if done else "streams end without [DONE]", done is not None or None),
+    )
 
 
 def _of(count: int | None, every: int) -> str:
@@ -232,6 +247,11 @@ def outcome_table(document: Document) -> Table:
     ]
     if summary["other_length_than_asked"]:
         rows.append(("answers of another length than asked", text(summary["other_length_than_asked"])))
+    if summary.get("shorter_than_asked"):
+        rows.append(("  shorter ones", text(summary["shorter_than_asked"])))
+        rows.append(("  tokens that they lack", text(summary["tokens_short"])))
+    if len(summary.get("finish_reasons") or ()) > 1:
+        rows.append(("answers by finish_reason", text(summary["finish_reasons"])))
     if summary["asked_input_mismatches"]:
         rows.append(("prompts of another length than asked", text(summary["asked_input_mismatches"])))
     if engine and engine.get("peak_rss_bytes"):
@@ -311,53 +331,6 @@ def engine_table(document: Document) -> Table | None:
     )
     columns = () if len(engines) == 1 else ("", *(f"{named} {number}" for number in range(1, len(engines) + 1)))
     return Table("Engine, from its step stream", rows, columns)
-
-
-def server_table(document: Document) -> Table | None:
-    """What the server's /metrics told over the run; None if it has none that are known."""
-    metrics = document["server"]["metrics"]
-    if not metrics:
-        return None
-    rows = [(title, text(metrics.get(name), name)) for name, title in SERVER_ROWS if metrics.get(name) is not None]
-    caption = [f"{text(metrics.get('looks'))} looks in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
-    if failed := metrics.get("failed_looks"):
-        caption.append(f"{text(failed)} more looks failed.")
-    if metrics.get("restarted"):
-        caption.append("A counter fell: the server was restarted, and what it had counted is not known.")
-    return Table("Server, from its /metrics", tuple(rows), caption=tuple(caption))
-
-
-def server_latency_table(document: Document) -> Table | None:
-    """The latencies that the server itself measured; None if it tells none."""
-    metrics = document["server"]["metrics"] or {}
-    rows = tuple(
-        (
-            f"{title} (ms)",
-            text(metrics[f"mean_{name}_ms"]),
-            *(text(metrics.get(f"p{percent}_{name}_at_most_ms")) for percent in (50, 90, 99)),
-            text(metrics.get(f"count_{name}")),
-        )
-        for name, title in (("ttft", "TTFT"), ("e2el", "E2E"), ("tpot", "TPOT"), ("itl", "ITL"), ("queue", "queueing"))
-        if metrics.get(f"mean_{name}_ms") is not None
-    )
-    if not rows:
-        return None
-    caption = ("Percentiles are the bounds of the server's buckets: the value is at most that.",)
-    return Table("Latency, as the server measured it", rows, ("", "mean", "p50 <=", "p90 <=", "p99 <=", "n"), caption)
-
-
-def agreement_table(document: Document) -> Table | None:
-    """Both counts of tokens and whether they agree; None where the server tells nothing."""
-    agreement = document["agreement"]
-    if agreement is None or all(tokens["server"] is None for tokens in agreement.values()):
-        return None
-    rows = tuple(
-        (title, text(tokens["client"]), text(tokens["server"]), tokens["verdict"])
-        for title, tokens in (("prompts", agreement["prompt"]), ("answers", agreement["generation"]))
-    )
-    reasons = dict.fromkeys(tokens["reason"] for tokens in agreement.values() if tokens["reason"])
-    caption = tuple(f"It cannot be told: {reason}." for reason in reasons)
-    return Table("Tokens, counted by both", rows, ("", "client", "server", ""), caption)
 
 
 def side_by_side(documents: Sequence[Document], names: Sequence[str], ratio: bool = False) -> Table:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
 from loadgen.client import error_text, reason
+from loadgen.quirks import TokenizeBy
 
 if TYPE_CHECKING:
     import tokenizers
 
     from loadgen.server import ServerFacts
+
+_Answer = TypeVar("_Answer")
 
 AT_ONCE = 4  # requests to /tokenize: the server's own work goes on beside them
 _TIMEOUT = aiohttp.ClientTimeout(total=60)
@@ -45,49 +49,98 @@ class _Tokens(msgspec.Struct, frozen=True):
     tokens: list[int]
 
 
-_decode = msgspec.json.Decoder(_Tokens).decode
+class _Token(msgspec.Struct, frozen=True):
+    id: int
+
+
+class _OfChat(msgspec.Struct, frozen=True):
+    tokenize_response: list[_Token]
+
+
+_decode_tokens = msgspec.json.Decoder(_Tokens).decode
+_decode_list = msgspec.json.Decoder(list[_Token]).decode
+_decode_chat = msgspec.json.Decoder(_OfChat).decode
 
 
 class ServerTokenizer:
-    """`POST /tokenize` as vLLM, SGLang and paged-engine have it, or as llama.cpp does, which reads other fields."""
+    """The server's own, over HTTP, in the way that it has for it. Raises ValueError if that is none."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, model: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, model: str, by: TokenizeBy = TokenizeBy.PROMPT) -> None:
+        if by is TokenizeBy.NOTHING:
+            raise ValueError("a server that tells no token ids")
         self._http = http
-        self._address = f"{url}/tokenize"
+        self._url = url
         self._model = model
+        self._by = by
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._special: tuple[int, int] | None = None  # tokens before and after every text, once they are known
 
     async def encode(self, text: str, *, special: bool) -> list[int]:
-        return await self._ask({"prompt": text, "add_special_tokens": special, "content": text, "add_special": special})
+        if self._by is TokenizeBy.PROMPT:  # llama.cpp reads the latter two
+            asked = {"prompt": text, "add_special_tokens": special, "content": text, "add_special": special}
+            return (await self._ask("/tokenize", asked, _decode_tokens)).tokens
+        if special:
+            return await self._with_special(text)
+        if not text:
+            return []
+        before, after = await self._around()
+        tokens = await self._with_special(text)
+        return tokens[before : len(tokens) - after]
+
+    async def _with_special(self, text: str) -> list[int]:
+        """Of servers that always add what a prompt gets around it."""
+        if self._by is TokenizeBy.INTERNAL:
+            return (await self._ask("/_internal/tokenize", {"prompt": text}, _decode_tokens)).tokens
+        return [token.id for token in await self._ask("/tokenize", {"inputs": text}, _decode_list)]
+
+    async def _around(self) -> tuple[int, int]:
+        """How many tokens those are before and after a text: what two texts without a common letter share."""
+        if self._special is None:
+            one, other = await self._with_special("a"), await self._with_special("b")
+            before = sum(1 for _ in takewhile(_equal, zip(one, other, strict=False)))
+            ends = zip(reversed(one[before:]), reversed(other[before:]), strict=False)
+            self._special = before, sum(1 for _ in takewhile(_equal, ends))
+        return self._special
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+        chat = {"messages": list(messages)}
         try:
-            tokens = await self._ask({"messages": list(messages), "add_generation_prompt": True})
+            if self._by is TokenizeBy.PROMPT:
+                asked = {**chat, "add_generation_prompt": True}
+                return (await self._ask("/tokenize", asked, _decode_tokens)).tokens or None
+            if self._by is TokenizeBy.INPUTS:
+                told = (await self._ask("/chat_tokenize", chat, _decode_chat)).tokenize_response
+                return [token.id for token in told] or None
         except TokenizerError:  # it takes plain texts only, or the model has no template
-            return None
-        return tokens or None
+            pass
+        return None
 
     async def count(self, texts: Sequence[str]) -> list[int]:
         encoded = await asyncio.gather(*(self.encode(text, special=False) for text in texts))
         return [len(tokens) for tokens in encoded]
 
-    async def _ask(self, fields: Mapping[str, object]) -> list[int]:
+    async def _ask(self, path: str, fields: Mapping[str, object], decode: Callable[[bytes], _Answer]) -> _Answer:
+        address = f"{self._url}{path}"
         body = msgspec.json.encode({"model": self._model, **fields})
         headers = {"Content-Type": "application/json"}
         try:
             async with (
                 self._slots,
-                self._http.post(self._address, data=body, headers=headers, timeout=_TIMEOUT) as reply,
+                self._http.post(address, data=body, headers=headers, timeout=_TIMEOUT) as reply,
             ):
                 answer = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise TokenizerError(f"POST {self._address}: {reason(error)}") from None
+            raise TokenizerError(f"POST {address}: {reason(error)}") from None
         if reply.status != 200:
-            raise TokenizerError(f"POST {self._address} answered {reply.status}: {error_text(answer)}")
+            raise TokenizerError(f"POST {address} answered {reply.status}: {error_text(answer)}")
         try:
-            return _decode(answer).tokens
+            return decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"POST {self._address} gave no token ids: {error}") from None
+            raise TokenizerError(f"POST {address} gave no token ids: {error}") from None
+
+
+def _equal(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
 
 
 class LocalTokenizer:
@@ -129,7 +182,7 @@ def open_tokenizer(path: str | None, http: aiohttp.ClientSession, facts: ServerF
     if path is not None:
         return LocalTokenizer(path)
     if facts.tokenizes:
-        return ServerTokenizer(http, facts.url, facts.model)
+        return ServerTokenizer(http, facts.url, facts.model, facts.tokenize_by)
     raise TokenizerError(
         f"the server at {facts.url} has no /tokenize that gives token ids: "
         "name its model's tokenizer.json, or the folder it is in, with --tokenizer"

@@ -67,7 +67,7 @@ async def test_a_served_trace(tmp_path: Path) -> None:
     assert (document["summary"]["completed"], document["summary"]["total_output_tokens"]) == (6, 12)
     assert document["engine"] is None
     assert document["settings"]["speed"] == 10.0
-    assert "no figures of its own" in " ".join(out.split())
+    assert "The server tells no figures of its own: no /engine/snapshot, and http" in " ".join(out.split())
     assert sorted(tmp_path.iterdir()) == [out_file, trace]  # nothing half-written beside it
 
 
@@ -197,7 +197,22 @@ async def test_with_nohup_it_goes_on_when_its_terminal_goes(tmp_path: Path) -> N
         (["replay", "{trace}", "--model", "\udcff"], "--model: expected UTF-8"),
         (["replay", "{trace}", "--seed", "-1"], "--seed: expected a whole number from 0 on"),
         (["replay", "{trace}", "--url", "localhost:1"], "--url: expected an address like http://127.0.0.1:8000"),
-        (["replay", "{trace}", "--url", "http://me:secret@127.0.0.1:1"], "--url: expected an address without a user"),
+        (
+            ["replay", "{trace}", "--url", "http://me:secret@127.0.0.1:1", "--api-key", "secret"],
+            "--api-key and --url with a user and password: give one of them",
+        ),
+        (["replay", "{trace}", "--url", "ftp://me:secret@127.0.0.1:1"], "got 'ftp://...@127.0.0.1:1'"),
+        (["compare", "{trace}", "--a", "url=http://me:secret@a,speed=2"], "expected an address without a user"),
+        (["replay", "{trace}", "--url", "http://a", "--header", "secret"], "--header: expected 'Name: value'"),
+        (["replay", "{trace}", "--url", "http://a", "--header", "x y: secret"], "got the name 'x y'"),
+        (["replay", "{trace}", "--url", "http://a", "--header", "Content-Type: secret"], "Content-Type: not allowed"),
+        (
+            ["replay", "{trace}", "--url", "http://a", "--header", "authorization: secret", "--admin-key", "secret"],
+            "--api-key and --header 'Authorization: ...': give one of them",
+        ),
+        (["replay", "{trace}", "--url", "https://a", "--ca-file", "{trace}"], "it has no certificates in PEM"),
+        (["replay", "{trace}", "--url", "https://a", "--ca-file", "{folder}/no"], "No such file"),
+        (["replay", "{trace}", "--url", "http://a", "--metrics-url", "b:8002"], "--metrics-url: expected an address"),
         (["replay", "{trace}", "--url", "http://[::1"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--url", "http://127.0.0.1:0"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--url", "http://x/?a=b"], "--url: expected an address like http://127.0.0.1:8000"),

@@ -30,6 +30,7 @@ from golden import (
 )
 
 from loadgen import client
+from loadgen.access import Access
 from loadgen.asking import Payload
 from loadgen.client import Response, complete, open_http
 from loadgen.outcome import Outcome
@@ -224,7 +225,7 @@ async def test_the_key_is_sent_and_a_wrong_one_refused() -> None:
         outcomes = []
         for key in ("right", "wrong"):
             response = Response()
-            async with open_http(key) as http:
+            async with open_http(Access(key)) as http:
                 await complete(http, server.url, payload(), response, timeout=20.0, on_chunk=lambda: None)
             outcomes.append((response.outcome, response.status, response.detail))
     completed = (Outcome.COMPLETED, 200, "")

@@ -13,6 +13,7 @@ from steps import ENGINE, record, row, snapshot
 
 from engine.protocol import Control, Counters, Gap, Record, WasteLedger, encode
 from loadgen import engine_watch
+from loadgen.access import Access
 from loadgen.client import open_http
 from loadgen.engine_watch import EngineError, EngineWatch, KeyRefused, read_snapshot, set_control
 
@@ -198,7 +199,7 @@ async def test_a_locked_engine_names_the_flag(key: str | None, words: str) -> No
     server = GoldenServer(lambda _: answer(["x"]))
     server.app.router.add_get("/engine/snapshot", locked)
     server.app.router.add_patch("/engine/control", locked)
-    async with server, open_http(key) as http:
+    async with server, open_http(Access(key)) as http:
         with pytest.raises(KeyRefused, match=words):
             await read_snapshot(http, server.url)
         with pytest.raises(KeyRefused, match=f"PATCH .* answered 401: .*{words} .*--admin-key"):

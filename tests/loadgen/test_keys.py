@@ -14,14 +14,15 @@ from steps import snapshot
 from test_breaking import loadgen, write_trace
 
 from engine.protocol import encode
+from loadgen.access import Access
 from loadgen.engine_process import process_tree
 from loadgen.keys import Keys
 
 
 def test_each_opens_what_the_other_does_not() -> None:
-    assert (Keys("a", "b").client, Keys("a", "b").engine) == ("a", "b")
-    assert (Keys("a").client, Keys("a").engine) == ("a", "a")
-    assert (Keys(None, "b").client, Keys(None, "b").engine) == ("b", "b")
+    assert (Keys("a", "b").client, Keys("a", "b").engine) == (Access("a"), Access("b"))
+    assert (Keys("a").client, Keys("a").engine) == (Access("a"), Access("a"))
+    assert (Keys(None, "b").client, Keys(None, "b").engine) == (Access("b"), Access("b"))
     assert "a-key" not in repr(Keys("a-key", "b-key"))
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from picky import TEMPLATE_AFTER, TEMPLATE_BEFORE, Picky
 
+from loadgen.access import Access
 from loadgen.asking import Asker
 from loadgen.client import open_http
 from loadgen.needs import Needs
@@ -35,7 +36,7 @@ async def tried(
     asked = Settings(file="t", **settings)
     needs = Needs(asked)
     needs.add(session(*turns))
-    async with server, open_http(key) as http:
+    async with server, open_http(Access(key)) as http:
         facts = await find_server(http, server.url, model)
         tokenizer = ServerTokenizer(http, server.url, facts.model)
         vocabulary = await find_vocabulary(tokenizer) if needs.vocabulary else None
@@ -169,7 +170,7 @@ async def test_another_model_is_named() -> None:
 async def test_a_key_that_only_answers_need() -> None:
     """Some proxies list models to everybody."""
     server = Picky(refuses={})
-    async with server, open_http("wrong") as http:
+    async with server, open_http(Access("wrong")) as http:
         facts = await find_server(http, server.url, None)
         server.key = "right"
         needs = Needs(Settings(file="t"))

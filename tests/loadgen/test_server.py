@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from picky import Picky
 
+from loadgen.access import Access
 from loadgen.client import open_http
 from loadgen.server import LONGEST_BODY, ServerError, ServerFacts, find_server
 
@@ -16,7 +17,7 @@ TGI = {"model_id": "x", "max_total_tokens": 1024, "version": "3.3.0", "max_input
 
 
 async def found(server: Picky, model: str | None = None, key: str | None = None) -> ServerFacts:
-    async with server, open_http(key) as http:
+    async with server, open_http(Access(key)) as http:
         return await find_server(http, server.url, model)
 
 

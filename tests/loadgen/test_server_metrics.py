@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
+from loadgen import server_metrics
 from loadgen.engine_process import EngineProcess
-from loadgen.server_metrics import Figure, ServerMetrics, at_most, growth, levels
-from loadgen.server_terms import Buckets, read
+from loadgen.server_figures import COUNTERS, GAUGES, HISTOGRAMS, Figures, Levels, growth, untold
+from loadgen.server_metrics import NoMetrics, ServerMetrics, find_metrics, pages_of
+from servers.measures import measure
+from servers.reading import Reading, read
 from tests.loadgen.server_pages import SERVERS, pages
+from tests.servers.pages import EngineFigures
+from tests.servers.stand_in import Mode, StandIn
 
 
-def grown(first: str, last: str) -> dict[str, Figure]:
-    before, after = read(first), read(last)
-    assert before is not None
-    assert after is not None
-    return growth(before, after)
+def reading(page: str) -> Reading:
+    found = read(page)
+    assert found is not None
+    return found
+
+
+def grown(first: str, last: str) -> Figures:
+    return growth(measure(reading(first), reading(last), 10.0))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +101,8 @@ def grown(first: str, last: str) -> dict[str, Figure]:
         ),
     ],
 )
-def test_growth_by_hand(name: str, figures: dict[str, Figure]) -> None:
+def test_growth_by_hand(name: str, figures: Figures) -> None:
     found = grown(*pages(name))
-    assert not found["restarted"]
     assert {key: found[key] for key in figures} == {
         key: pytest.approx(value) if isinstance(value, float) else value for key, value in figures.items()
     }
@@ -114,45 +121,40 @@ def test_every_server_has_every_figure_and_an_idle_one_no_latency(name: str) -> 
 def test_a_counter_that_fell_is_a_restart_and_no_number() -> None:
     first, last = pages("vllm")
     found = grown(last, first)
-    assert found["restarted"]
     assert (found["prompt_tokens"], found["prefix_hit_rate"], found["mean_ttft_ms"]) == (None, None, None)
 
 
-def test_an_engine_that_is_gone_is_a_restart() -> None:
-    found = grown(
-        'vllm:prompt_tokens_total{engine="0"} 5\nvllm:prompt_tokens_total{engine="1"} 5\n',
-        'vllm:prompt_tokens_total{engine="0"} 9\n',
-    )
-    assert (found["restarted"], found["prompt_tokens"]) == (True, None)
-
-
-def test_buckets_of_unlike_bounds_are_not_added_up() -> None:
-    page = """vllm:time_to_first_token_seconds_bucket{{engine="0",le="1"}} {0}
-vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf"}} {0}
-vllm:time_to_first_token_seconds_bucket{{engine="1",le="2"}} {0}
-vllm:time_to_first_token_seconds_bucket{{engine="1",le="+Inf"}} {0}
-"""
-    assert grown(page.format(1), page.format(2))["count_ttft"] is None
-
-
-@given(st.lists(st.floats(0, 20), min_size=1, max_size=50), st.sampled_from((50, 90, 99)))
-def test_so_many_percent_are_within_the_bound(values: list[float], percent: float) -> None:
-    bounds = (0.5, 1.0, 2.0, 5.0, 10.0, math.inf)
-    buckets = Buckets({bound: sum(value <= bound for value in values) for bound in bounds}, sum(values))
-    bound = at_most(buckets, percent)
-    if bound is None:
-        assert sum(value <= 10.0 for value in values) < len(values) * percent / 100
-        return
-    assert sum(value <= bound for value in values) >= len(values) * percent / 100
-    tighter = max((lower for lower in bounds if lower < bound), default=-1.0)
-    assert sum(value <= tighter for value in values) < len(values) * percent / 100
-
-
 def test_levels_of_gauges() -> None:
-    found = levels([{"running": 1.0}, {"running": 4.0, "kv_usage": 0.5}, {"running": 1.0}])
+    levels = Levels()
+    for page in ("vllm:num_requests_running 1\n", "vllm:num_requests_running 4\nvllm:kv_cache_usage_perc 0.5\n"):
+        levels.take(reading(page))
+    levels.take(reading("vllm:num_requests_running 1\nvllm:kv_cache_usage_perc NaN\nvllm:num_requests_waiting +Inf\n"))
+    found = levels.figures()
     assert (found["mean_running"], found["max_running"]) == (2.0, 4.0)
     assert (found["mean_kv_usage"], found["max_kv_usage"]) == (0.5, 0.5)
     assert (found["mean_waiting"], found["max_waiting"]) == (None, None)
+
+
+def test_engines_are_told_apart_and_shares_of_memory_weighted() -> None:
+    levels = Levels()
+    for page in pages("vllm"):
+        levels.take(reading(page))
+    large, small = sorted(levels.engines)
+    first = {engine: levels.figures(engine)["max_kv_usage"] for engine in (large, small)}
+    assert levels.figures()["max_kv_usage"] < max(first.values())
+    assert levels.figures()["max_running"] <= sum(levels.figures(engine)["max_running"] for engine in (large, small))
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_what_a_server_does_not_tell_is_named(name: str) -> None:
+    lacking = untold(reading(pages(name)[1]), {"ttft": "why"})
+    found = grown(*pages(name))
+    assert set(lacking) <= {*COUNTERS, *GAUGES, *HISTOGRAMS}
+    for term in lacking:
+        told = found.get(term, found.get(f"count_{term}"))
+        assert told is None, "what is told is not said to be untold"
+    assert lacking.get("ttft", "why") == "why"
+    assert ("ttft" in lacking) == (name in ("vllm_v0", "tgi", "llama_cpp", "tensorrt_llm"))
 
 
 @asynccontextmanager
@@ -180,7 +182,6 @@ async def test_from_start_to_finish() -> None:
     first, last = pages("vllm")
     async with serving([first, last, 500, last]) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url, every=0.01)
-        assert metrics is not None
         await asyncio.sleep(0.1)
         found = await metrics.finish()
     assert found is not None
@@ -192,34 +193,120 @@ async def test_from_start_to_finish() -> None:
 async def test_metrics_at_another_path() -> None:
     async with serving([pages("tensorrt_llm")[0]], "/prometheus/metrics") as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url)
-        assert metrics is not None
         assert metrics.where == f"{url}/prometheus/metrics"
         await metrics.close()
 
 
-@pytest.mark.parametrize("answer", ["", "other_total 1\n", 404, "vllm:num_requests_running soon\n"])
-async def test_a_server_without_metrics_has_none(answer: str | int) -> None:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("", "/metrics tells no metrics that are known here"),
+        ("other_total 1\n", r"names begin with .*vllm:, "),
+        (404, "/metrics answered 404"),
+        (401, "/metrics answered 401"),
+        ("vllm:num_requests_running soon\n", "/metrics has a line that cannot be read: .*soon"),
+    ],
+)
+async def test_a_server_without_metrics_has_none(answer: str | int, words: str) -> None:
     async with serving([answer]) as url, aiohttp.ClientSession() as http:
-        assert await ServerMetrics.start(http, url) is None
+        with pytest.raises(NoMetrics, match=words):
+            await ServerMetrics.start(http, url)
 
 
 async def test_no_server_has_none() -> None:
     async with aiohttp.ClientSession() as http:
-        assert await ServerMetrics.start(http, "http://127.0.0.1:9") is None
+        with pytest.raises(NoMetrics, match=r"http://127\.0\.0\.1:9/metrics cannot be asked: "):
+            await ServerMetrics.start(http, "http://127.0.0.1:9")
 
 
-async def test_a_server_that_fell_silent_has_no_figures() -> None:
+async def test_of_a_server_that_fell_silent_what_was_seen_is_told() -> None:
     async with serving([pages("tgi")[0], 503]) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url)
-        assert metrics is not None
-        assert await metrics.finish() is None
+        found = await metrics.finish()
+    assert (found["lost"], found["looks"], found["max_running"]) == ("answered 503", 1, 5.0)
+    assert (found["prompt_tokens"], found["mean_e2el_ms"], found["restarted"]) == (None, None, False)
+
+
+async def test_a_restart_in_between_is_seen_though_the_end_is_higher() -> None:
+    counts = [f"vllm:prompt_tokens_total {count}\n" for count in (100, 3, 500)]
+    async with serving(counts) as url, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, url, every=0.01)
+        while not metrics.restarts:
+            await asyncio.sleep(0.005)
+        found = await metrics.finish()
+    assert (found["restarted"], len(found["restarts"]), found["prompt_tokens"]) == (True, 1, None)
+    assert found["lost"] == ""
+
+
+@pytest.mark.parametrize("mode", ["hang", "drip", "endless"])
+async def test_a_page_that_does_not_come_is_waited_for_no_longer_than_allowed(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_metrics, "TIMEOUT", 0.3)
+    monkeypatch.setattr(server_metrics, "LONGEST_PAGE", 1 << 20)
+    async with StandIn("vllm") as server, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, server.url, every=0.05)
+        server.mode = mode
+        began = time.monotonic()
+        while not metrics.failed:
+            await asyncio.sleep(0.01)
+        found = await metrics.finish()
+        with pytest.raises(NoMetrics, match=r"/metrics (did not answer within 0\.3 s|is longer than 1,048,576 bytes)"):
+            await find_metrics(http, server.url)
+        assert time.monotonic() - began < 20 * 0.3, "bounded, however slow the machine"
+    assert found["failed_looks"] >= 1
+    assert found["why_failed"] == found["lost"]
+    assert found["lost"] in ("did not answer within 0.3 s", "is longer than 1,048,576 bytes")
+    assert found["prompt_tokens"] is None
+
+
+async def test_a_redirect_is_not_followed_with_keys() -> None:
+    async with StandIn("vllm") as server, aiohttp.ClientSession() as http:
+        server.mode = "moved"
+        with pytest.raises(NoMetrics, match="answered 307"):
+            await find_metrics(http, server.url)
+
+
+def test_where_metrics_may_be() -> None:
+    assert pages_of("http://a:1")[0] == "http://a:1/metrics"
+    assert "http://a:1/prometheus/metrics" in pages_of("http://a:1/")
+    assert pages_of("http://a:8002/other/metrics") == ("http://a:8002/other/metrics",)
+
+
+async def test_each_engine_of_several_is_told() -> None:
+    engines = [EngineFigures(rank="0", kv_blocks=300), EngineFigures(rank="1", kv_blocks=100)]
+    async with StandIn("vllm", engines) as server, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, server.url, every=0.01)
+        engines[0].kv_usage, engines[1].kv_usage, engines[0].running = 0.8, 0.4, 3
+        engines[0].serve(4, prompt=100, cached=50)
+        engines[1].serve(1, prompt=100)
+        while metrics.looks < 3:
+            await asyncio.sleep(0.005)
+        found = await metrics.finish()
+    assert [one["rank"] for one in found["engines"]] == ["0", "1"]
+    assert [one["prompt_tokens"] for one in found["engines"]] == [400, 100]
+    assert [one["prefix_hit_rate"] for one in found["engines"]] == [0.5, 0.0]
+    assert [one["max_kv_usage"] for one in found["engines"]] == [0.8, 0.4]
+    assert (found["prompt_tokens"], found["prefix_hit_rate"], found["max_running"]) == (500, 0.4, 3)
+    assert found["max_kv_usage"] == pytest.approx(0.7), "weighted by the memory, no sum"
+
+
+async def test_figures_are_numbers_that_json_has() -> None:
+    async with StandIn("vllm") as server, aiohttp.ClientSession() as http:
+        server.edit = lambda page: (
+            page.replace("vllm:num_requests_running{", 'vllm:num_requests_running{x="",')
+            + ('vllm:num_requests_waiting{engine="9",model_name="m"} NaN\n')
+        )
+        metrics = await ServerMetrics.start(http, server.url)
+        found = await metrics.finish()
+    assert b"NaN" not in msgspec.json.encode(found)
+    assert not [value for value in found.values() if isinstance(value, float) and not math.isfinite(value)]
 
 
 async def test_counters_that_still_move_are_waited_for() -> None:
     late = [f"llamacpp:tokens_predicted_total {count}\n" for count in (0, 10, 20, 30)]
     async with serving(late) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url)
-        assert metrics is not None
         found = await metrics.finish()
     assert found is not None
     assert found["generation_tokens"] == 30
@@ -231,7 +318,6 @@ async def test_the_projects_own_engine_counts_what_its_answers_tell() -> None:
         aiohttp.ClientSession() as http,
     ):
         metrics = await ServerMetrics.start(http, engine.url, every=0.02)
-        assert metrics is not None
 
         async def ask(number: int) -> dict[str, int]:
             body = {"model": "tiny", "prompt": "the same words " * 20 + str(number), "max_tokens": 200 + number}

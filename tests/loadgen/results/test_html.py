@@ -90,7 +90,7 @@ def test_one_run(tmp_path: Path) -> None:
         "goodput",
         "agree",
         "3 looks in 5.000 s at http://server:8000/metrics.",
-        "Percentiles are the bounds of the server's buckets",
+        "The server's percentiles are the bounds of its buckets",
         "Some CPU, 2 cores, 8 GiB",
     ):
         assert expected in words, expected

@@ -149,9 +149,10 @@ def test_what_the_server_tells_and_whether_its_tokens_agree(tmp_path: Path) -> N
     assert "preemptions" not in server_side  # a server that does not tell has no 0
     assert "3 looks in 5.000 s" in server_side
     assert "1 more looks failed." in server_side
-    measured = out[out.index("Latency, as the server measured it") :]
-    assert cells(measured, "TTFT (ms)") == ["480.0", "500.0", "-", "-", "1"]
-    assert "ITL (ms)" not in measured
+    measured = out[out.index("Latency, as client and server measured it") :]
+    assert cells(measured, "TTFT, client (ms)") == ["500.0", "500.0", "500.0", "500.0", "1"]
+    assert cells(measured, "TTFT, server (ms)") == ["480.0", "<=", "500.0", "-", "-", "1"]
+    assert "ITL, " not in measured  # of which the server tells nothing
     assert cells(out, "prompts") == ["5", "5", "agree"]
     assert cells(out, "answers") == ["3", "-", "cannot", "be", "told"]
     assert "It cannot be told: the server does not tell, or began anew." in " ".join(out.split())
