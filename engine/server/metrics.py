@@ -36,33 +36,7 @@ from engine.protocol import (
     WasteLedger,
 )
 from engine.server.refusals import CODES
-
-TTFT_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TOKEN_TIME_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-REQUEST_TIME_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-TOKEN_COUNT_BUCKETS = tuple(float(1 << i) for i in (0, *range(3, 15)))
-
-
-class RequestTimes(msgspec.Struct):
-    """When things happened to one live request; None: not yet, or in a record that was lost."""
-
-    arrived: float
-    prompt_tokens: int
-    found: int = 0  # of these, in the prefix cache at its first admission
-    shared: int = 0  # of these, the parent's that it was forked off: neither computed nor looked up
-    joined: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    generated: int = 0
+from engine.server.request_metrics import TOKEN_COUNT_BUCKETS, Family, RequestHistograms, RequestTimes
 
 
 class Total:
@@ -120,6 +94,10 @@ class Metrics:
             ("local_compute", "local_cache_hit"),
         )
         self._computed, self._found = by_source["local_compute"], by_source["local_cache_hit"]
+        self._prompt_cached = self._counter("vllm:prompt_tokens_cached", "Of vllm:prompt_tokens, found in a cache")
+        self._hits_by_tier = self._counters(
+            "vllm:prompt_tokens_cached_by_source", "vllm:prefix_cache_hits by what had them", "source", ("device",)
+        )
         sleep = self._gauges(
             "vllm:engine_sleep_state", "1 for the state in force; this engine never sleeps", "sleep_state"
         )
@@ -136,37 +114,14 @@ class Metrics:
         self._ended = self._counters(
             "vllm:request_success", "Requests that ended, by reason", "finished_reason", ENDINGS
         )
-        self._ttft = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token", TTFT_BUCKETS
-        )
-        self._itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between a request's tokens", TOKEN_TIME_BUCKETS
-        )
-        self._tpot = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "A request's mean time per token", TOKEN_TIME_BUCKETS
-        )
-        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", REQUEST_TIME_BUCKETS)
-        self._queue_time = self._histogram(
-            "vllm:request_queue_time_seconds", "From arrival to the first step", REQUEST_TIME_BUCKETS
-        )
-        self._prefill_time = self._histogram(
-            "vllm:request_prefill_time_seconds", "From the first step to the first token", REQUEST_TIME_BUCKETS
-        )
-        self._decode_time = self._histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last", REQUEST_TIME_BUCKETS
-        )
-        self._request_prompt = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens per request that ended", TOKEN_COUNT_BUCKETS
-        )
-        self._request_generation = self._histogram(
-            "vllm:request_generation_tokens", "Tokens generated per request that ended", TOKEN_COUNT_BUCKETS
-        )
+        self._requests = RequestHistograms(self._histogram)
         self._iteration = self._histogram(
             "vllm:iteration_tokens_total", "Tokens computed per step", TOKEN_COUNT_BUCKETS
         )
         cache_config = {
             "block_size": str(info.block_size),
             "num_gpu_blocks": str(info.num_blocks),
+            "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
             "cache_dtype": info.dtype,
             "engine": "0",
         }
@@ -272,6 +227,10 @@ class Metrics:
         self._running = {r.request for r in snapshot.requests if r.status == "running"}
         self._held = {r.request for r in snapshot.requests if r.status == "held"}
         self._live = {state.request: self._known(state) for state in snapshot.requests if state.status != "held"}
+        for times in self._live.values():
+            times.family.live = 0
+        for times in self._live.values():
+            times.family.live += 1
         self._take_state(snapshot)
 
     def begin_again(self) -> None:
@@ -315,17 +274,24 @@ class Metrics:
         return RequestTimes(
             arrived=state.arrived,
             prompt_tokens=state.prompt_tokens,
+            max_tokens=state.max_tokens,
+            family=before.family if before is not None else Family(),
             found=before.found if before is not None else 0,
             shared=before.shared if before is not None else 0,
             joined=before.joined if before is not None else None,
             first_token=state.first_token,
             last_token=None,  # the next gap between tokens is not one between two neighbours
             generated=state.num_tokens - state.prompt_tokens,
+            preemptions=state.preemptions,
         )
 
     def _take_events(self, record: Record) -> None:
         for arrived in record.arrived:
-            self._live[arrived.request] = RequestTimes(arrived.time, arrived.prompt_tokens)
+            parent = self._live.get(arrived.parent or "")
+            family = Family() if parent is None else parent.family
+            family.live += 1
+            times = RequestTimes(arrived.time, arrived.prompt_tokens, arrived.max_tokens, family)
+            self._live[arrived.request] = times
         if record.joined:
             durations = record.durations
             begun = record.time - sum(msgspec.structs.astuple(durations)) + durations.publish
@@ -333,19 +299,21 @@ class Metrics:
                 self._running.add(joined.request)
                 self._forks.add(joined.parent is not None)
                 self._swapped_in.add(joined.swapped_blocks)
-                times = self._live.get(joined.request)
-                if times is not None and times.joined is None:
-                    times.joined = max(begun, times.arrived)
+                joining = self._live.get(joined.request)
+                if joining is not None and joining.joined is None:
+                    joining.joined = max(begun, joining.arrived)
                     if not joined.resumed:
-                        times.found = joined.cached_tokens
-                        times.shared = min(joined.shared_tokens, times.prompt_tokens)
-                        self._queue_time.observe(times.joined - times.arrived)
+                        joining.found = joined.cached_tokens
+                        joining.shared = min(joined.shared_tokens, joining.prompt_tokens)
+                        self._requests.joined(joining, joining.joined)
         for preempted in record.preempted:
             self._preemptions.add(1)
             self._preemptions_by[preempted.by].add(1)
             self._swapped_out.add(preempted.swapped_blocks)
             self._recomputed.add(preempted.lost_tokens if preempted.by == "recompute" else 0)
             self._running.discard(preempted.request)
+            if (loser := self._live.get(preempted.request)) is not None:
+                loser.preemptions += 1
 
     def _take_rows(self, record: Record) -> None:
         if not record.rows:
@@ -360,33 +328,18 @@ class Metrics:
             if times is None:
                 continue
             if times.first_token is None:
-                times.first_token = record.time
                 self._prompt.add(times.prompt_tokens - times.shared)
                 self._found.add(times.found)
-                self._computed.add(times.prompt_tokens - times.shared - times.found)
-                self._ttft.observe(record.time - times.arrived)
-                if times.joined is not None:
-                    self._prefill_time.observe(record.time - times.joined)
-            elif times.last_token is not None:
-                self._itl.observe(record.time - times.last_token)
-            times.last_token = record.time
-            times.generated += row.sampled
+                self._prompt_cached.add(times.found)
+                self._computed.add(times.computed)
+            self._requests.sampled(times, row.sampled, record.time)
 
     def _end(self, request: str, reason: FinishReason, now: float) -> None:
         self._ended[reason].add(1)
         self._expired.add(reason == "deadline")
         times = self._live.pop(request, None)
-        if times is None:
-            return
-        self._request_prompt.observe(times.prompt_tokens)
-        self._request_generation.observe(times.generated)
-        if times.first_token is None:
-            return
-        self._e2e.observe(now - times.arrived)
-        if times.last_token is not None:
-            self._decode_time.observe(times.last_token - times.first_token)
-            if times.generated > 1:
-                self._tpot.observe((times.last_token - times.first_token) / (times.generated - 1))
+        if times is not None:
+            self._requests.ended(times, now)
 
     def _take_state(self, state: Record | Snapshot) -> None:
         self._running_gauge.set(len(self._running))
@@ -411,6 +364,7 @@ class Metrics:
         counters = (self._queries, self._hits, self._resumed_queries, self._resumed_hits, self._forked_tokens)
         for counter, total in zip(counters, totals, strict=True):
             counter.raise_to(total)
+        self._hits_by_tier["device"].raise_to(sharing.found_tokens)
         for cause, counter in self._hit_causes.items():
             counter.raise_to(getattr(sharing, f"{cause}_tokens"))
         self._host_used.set(state.host_blocks)

@@ -181,6 +181,7 @@ def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
         body["n"] = n
         http.post("/v1/completions", json=body).raise_for_status()
     snapshot = decode_snapshot(http.get("/engine/snapshot").content)
+    sharing = snapshot.sharing
     text = http.get("/metrics").text
     found = samples(text)
     check_metrics(found, snapshot)
@@ -198,6 +199,18 @@ def test_metrics_are_the_engines_totals(http: httpx.Client) -> None:
     computed, hit = (found[f"vllm:prompt_tokens_by_source_total/{s}"] for s in ("local_compute", "local_cache_hit"))
     assert computed + hit == found["vllm:prompt_tokens_total"]
     assert 32 <= hit <= found["vllm:prefix_cache_hits_total"]
+    assert hit == found["vllm:prompt_tokens_cached_total"]
+    assert found["vllm:prompt_tokens_cached_by_source_total/device"] == sharing.found_tokens
+    for name in ("prompt_tokens", "params_max_tokens", "num_preemptions", "generation_tokens"):
+        assert found[f"vllm:request_{name}_count"] == ended + finished.failed + finished.expired, name
+    assert found["vllm:request_num_preemptions_sum"] <= snapshot.counters.preemptions
+    answered = found["vllm:time_to_first_token_seconds_count"]
+    for name in ("e2e_request_latency_seconds", "request_inference_time_seconds"):
+        assert found[f"vllm:{name}_count"] == answered, name
+    assert (found["vllm:request_prefill_kv_computed_tokens_count"], computed) == (
+        answered,
+        found["vllm:request_prefill_kv_computed_tokens_sum"],
+    )
     assert found["vllm:engine_sleep_state/awake"] == 1
     assert found["process_start_time_seconds"] > 1e9
 
@@ -217,6 +230,10 @@ def test_a_prompt_that_eight_share_is_counted_once_though_each_ends_at_once(http
     assert grown["vllm:generation_tokens_total"] == 8
     assert grown["vllm:time_to_first_token_seconds_count"] == 8
     assert (grown["paged:forks_total"], grown["paged:forked_tokens_total"]) == (7, 700)
+    computed, longest = "vllm:request_prefill_kv_computed_tokens", "vllm:request_max_num_generation_tokens"
+    assert (grown[f"{computed}_count"], grown[f"{computed}_sum"]) == (8, 100)
+    assert (grown[f"{longest}_count"], grown[f"{longest}_sum"]) == (1, 1)
+    assert grown["vllm:request_params_max_tokens_sum"] == 8
     assert found["vllm:num_requests_running"] == 0
 
 
