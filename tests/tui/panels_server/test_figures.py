@@ -141,6 +141,28 @@ def test_steps_and_tokens_in_one_are_exact():
     assert "~" not in shown  # nothing is estimated
 
 
+def test_what_was_computed_is_told_where_it_is_counted_as_it_happens():
+    """Of a recorded page of SGLang's with live counters, raised by hand."""
+    first = (PAGES[0].parent / "sglang_live.txt").read_text()
+    before = read(first)
+    raised = re.sub(
+        r"^(sglang:realtime_tokens_total\{[^}]*\}) (\S+)$",
+        lambda line: f"{line[1]} {float(line[2]) + (100 if 'decode' in line[1] else 300)}",
+        first,
+        flags=re.MULTILINE,
+    )
+    made = Looks()
+    made.add(Look(watched.BEGIN, before))
+    made.add(Look(watched.BEGIN + 10, read(raised)))
+    view = watched.server("sglang", made=made)
+    measures = view.measure(60.0)
+    assert measures.growth["live_generation_tokens"] > 0
+    shown = text("batch", watched.frame(view))
+    prompts, answers = (measures.rate(term) for term in ("computed_prompt_tokens", "live_generation_tokens"))
+    assert f"computed {prompts:,.1f}/s of prompts, {answers:,.1f}/s of answers" in shown
+    assert "computed" not in text("batch", watched.frame(watched.server("tgi")))
+
+
 def engines_at(shares, told=True, kind="vllm"):
     """A server of several engines, each with its share of its own memory."""
     made = Looks()

@@ -22,7 +22,7 @@ _LARGE = plots.FRAME_ROWS + 3  # rows of a chart with a scale, at least
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
     body = [_now(seen, inner)]
-    steps = _steps(seen, inner) if rows >= 4 else []
+    steps = [*_steps(seen, inner), *_computed(seen, inner)] if rows >= 4 else []
     below = words.told(_who(seen), inner)
     below = below if rows >= 4 + len(below) else []
     body += steps[: max(0, rows - 2 - len(below))]
@@ -95,6 +95,23 @@ def _steps(seen: Seen, inner: int) -> list[Line]:
     if not parts:
         return words.told(f"{figures.NOT_MEASURED} steps: {seen.why('steps', 'batch')}", inner)
     return [[(" ", "text"), *join(parts, ("  ", "text"), inner - 2)]]
+
+
+def _computed(seen: Seen, inner: int) -> list[Line]:
+    """What was computed in the window, where the server counts that as it happens: of no single step."""
+    if not (seen.tells("computed_prompt_tokens") and seen.tells("live_generation_tokens")):
+        return []
+    parts: list[Line] = [
+        [
+            ("computed ", "dim"),
+            (plots.a_second(seen.rate("computed_prompt_tokens")), "prefill-speed"),
+            (" of prompts", "dim"),
+        ],
+        [(plots.a_second(seen.rate("live_generation_tokens")), "speed"), (" of answers", "dim")],
+    ]
+    if seen.tells("cached_prompt_tokens"):
+        parts.append([("from the cache ", "dim"), (plots.a_second(seen.rate("cached_prompt_tokens")), "shared")])
+    return [[(" ", "text"), *join(parts, (", ", "dim"), inner - 2)]]
 
 
 def _engines(seen: Seen, inner: int, most: int) -> list[Line]:

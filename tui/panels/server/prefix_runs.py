@@ -22,6 +22,7 @@ from tui.sources.view import KvView
 Ints = npt.NDArray[np.int64]
 LARGE = 2_000  # runs, from which on a layout may be a second old
 _INDENT = 16  # cells of a row that its depth takes at most
+_NAMED = 48  # cells, from which on a prefix is called one
 _OPENING = 60  # cells from which on a row has its first token ids
 
 ABOVE = {  # what comes before a run that is not here
@@ -198,7 +199,8 @@ def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, l
     if not run.known:
         name.append((f"{glyphs.missing} after {ABOVE[run.above]} ", "warn"))
     elif run.depth == 0:
-        name.append((f"prefix {int(forest.tops[index]) + 1:,} ", role))
+        called = "prefix " if inner >= _NAMED else "#"
+        name.append((f"{called}{int(forest.tops[index]) + 1:,} ", role))
     if run.lora:
         name.append((f"lora {clean(run.lora)} ", "text"))
     if run.medium and run.medium.upper() != "GPU":
