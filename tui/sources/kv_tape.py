@@ -89,7 +89,7 @@ class KvTape:
         self.endpoint = endpoint
         self.tree = KvTree()
         self.born = seq
-        self._reels = [_Reel(seq, 0)]
+        self._reels = [_Reel(seq - 1, 0)]  # the item itself may bring a message
         self._heard = 0
         self._since: list[tuple[int, float | None]] = [(seq, None)]  # by item: when the first message came
         self._standings: list[tuple[int, KvPhase, str]] = [(seq, "connecting", "")]
@@ -98,8 +98,8 @@ class KvTape:
 
     @property
     def size(self) -> int:
-        """What the past takes; the tree of now does not belong to it."""
-        lists = CHURN_COST * len(self._churned) + STANDING_COST * len(self._standings)
+        """Bytes that the past takes: what the newest picture has does not belong to it."""
+        lists = CHURN_COST * max(0, len(self._churned) - KEPT) + STANDING_COST * len(self._standings)
         return sum(reel.size for reel in self._reels) + lists
 
     @property

@@ -20,7 +20,7 @@ LEAST_SECRET = 4  # characters; a shorter one would be found everywhere
 LONGEST_REASON = 300  # characters
 _TOKENS = frozenset({"token_ids", "opening", "extra_keys", "prompt", "text"})  # fields that hold what somebody wrote
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED = re.compile(r'\\([\\"n])')  # before others a backslash is one
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+")
 _ROOTED = re.compile(r"(file:)?(/|~|\.{1,2}[/\\]|[A-Za-z]:[\\/]|\\\\)")
 _IN_TEXT = re.compile(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from servers.kv_events import AllBlocksCleared, BadEvents, Heard, Message, Missed, Restarted, from_builtins
 from servers.looks import Look, Looks
 from servers.reading import read
-from tui.sources.items import FORMAT, Failed, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
+from tui.sources.items import FORMAT, Failed, FailedPhase, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
 from tui.sources.tape import BUDGET, Event, Standing, Tape
 from tui.sources.view import ServerView, SourceLink
 
@@ -40,7 +40,7 @@ class Source:
         self._looks = Looks()
         self._last: Look | None = None  # the newest look with a reading, of this server,
         self._page: Scrape | None = None  # and what it was read from
-        self._failed: Failed | None = None  # what came instead since
+        self._failed: Item | None = None  # what came instead since
         self._standing = self._named
         self.tape = Tape(self._standing, self._budget)
         self._copied = self._looks.upto()  # which pictures share until the next look
@@ -71,7 +71,7 @@ class Source:
             case Scrape():
                 self._take_scrape(item)
             case Failed():
-                self._fail(item)
+                self._fail(item, item.phase, item.reason or item.phase)
             case KvMessage():
                 self._take_kv(item)
             case KvLink():
@@ -182,10 +182,10 @@ class Source:
             reading = read(scrape.text)
         except ValueError as error:
             reason = f"its metrics cannot be read: {error}"
-            self._fail(Failed(self.number, time, "failing", reason), scrape.took)
+            self._fail(scrape, "failing", reason, scrape.took)
             return
         if reading is None:
-            self._fail(Failed(self.number, time, "foreign", FOREIGN), scrape.took)
+            self._fail(scrape, "foreign", FOREIGN, scrape.took)
             return
         if self._last is not None and self._last.reading is not None and self._last.reading.kind != reading.kind:
             self._begin_anew(f"another server: {reading.kind}")
@@ -196,10 +196,10 @@ class Source:
         self._add_look(look)
         self._stand(kind=self.kind or reading.kind, phase="live", detail="")
 
-    def _fail(self, failed: Failed, took: float = 0.0) -> None:
-        self._failed = failed
-        self._add_look(Look(self._ordered(failed.time), None, took, failed.reason or failed.phase))
-        self._stand(phase=failed.phase, detail=failed.reason)
+    def _fail(self, item: Scrape | Failed, phase: FailedPhase, reason: str, took: float = 0.0) -> None:
+        self._failed = item
+        self._add_look(Look(self._ordered(item.time), None, took, reason))
+        self._stand(phase=phase, detail=reason)
 
     def _add_look(self, look: Look) -> None:
         if look.reading is None and self._standing.phase in ("live", "finding"):

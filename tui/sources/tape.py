@@ -172,7 +172,8 @@ class Tape:
     def looks(self, seq: int) -> Looks:
         since, end = self.standing(seq).since, bisect_right(self._look_seqs, seq)
         begun = bisect_left(self._look_seqs, since)
-        marks = self._marks[bisect_right(self._mark_seqs, seq) - 1] if self._marks else Marks()
+        at = bisect_right(self._mark_seqs, seq) - 1
+        marks = self._marks[at] if at >= 0 and self._mark_seqs[at] >= since else Marks()
         last = next((self._looks[at].reading for at in range(end - 1, begun - 1, -1) if self._looks[at].reading), None)
         return Looks(self._looks[max(begun, end - KEPT) : end], KEPT, marks, last)
 
