@@ -118,16 +118,28 @@ def growth(
 ) -> float | None:
     """How far a counter went between two looks, over all its series; one that was never told before began at 0.
 
-    None where it is not told, or unknown: a series fell, went, or came back after it was away.
+    None where it is not told, or unknown: a series fell, went, came back after it was away, or came when others went.
     """
     then, now = before.counted(term, engine), after.counted(term, engine)
     if not now or any(not value <= now.get(labels, -1.0) for labels, value in then.items()):
         return None
     came = now.keys() - then.keys()
-    if any(labels in layout.counter_slots.get(term, {}) for labels in came for layout in earlier):
+    if came and (
+        _lost(before.layout, after.layout)
+        or any(labels in layout.counter_slots.get(term, {}) for labels in came for layout in earlier)
+    ):
         return None
     grown = sum(now.values()) - sum(then.values())
     return None if math.isnan(grown) else grown
+
+
+def _lost(before: Layout, after: Layout) -> bool:
+    """Whether a series went: then those that came may be what an upgraded server tells instead, and did not begin at 0
+    between the looks."""
+    return bool(
+        before.all_counter_slots.keys() - after.all_counter_slots.keys()
+        or before.histogram_slots.keys() - after.histogram_slots.keys()
+    )
 
 
 EVERY = Engine()  # all engines of a page that does not tell them apart
@@ -171,6 +183,8 @@ def total(parts: Sequence[Measures]) -> Measures:
         told_by[term] = len(telling)
         if term not in SHARES:
             gauges[term] = sum(part.gauges[term] for part in telling)
+        elif len(parts) == 1:
+            gauges[term] = parts[0].gauges[term]
         elif term == "kv_usage" and (share := weighted(telling)) is not None:
             gauges[term] = share
     growth: dict[str, float] = {}
@@ -227,6 +241,7 @@ def _came(before: Reading, after: Reading, earlier: Sequence[Layout]) -> dict[st
     came: dict[str, list[Buckets]] = {}
     then, now = before.layout.histogram_slots, after.layout.histogram_slots
     unknown = {term for term, _, _ in then.keys() - now.keys()} if then is not now else set()
+    lost = then is not now and _lost(before.layout, after.layout)
     for histogram, slot in now.items():
         term, _, bounds = histogram
         end = slot + len(bounds)
@@ -235,7 +250,7 @@ def _came(before: Reading, after: Reading, earlier: Sequence[Layout]) -> dict[st
         if start is not None:
             counts = array("d", map(sub, counts, before.values[start : start + len(bounds)]))
             total -= before.values[start + len(bounds)]
-        elif any(histogram in layout.histogram_slots for layout in earlier):
+        elif lost or any(histogram in layout.histogram_slots for layout in earlier):
             unknown.add(term)
         if any(map(gt, counts, counts[1:])):
             unknown.add(term)
