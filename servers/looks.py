@@ -162,15 +162,20 @@ class Looks:
             if gauge:
                 found.append(_level(looks[place - 1], term, engine) if place else None)
             else:
-                found.append(self._rate(looks, earlier, place, term, engine))
+                found.append(self._rate(looks, earlier, place, begin, term, engine))
             earlier = next((p for p in range(place - 1, earlier, -1) if looks[p].reading is not None), earlier)
         return found
 
-    def _rate(self, looks: Sequence[Look], earlier: int, place: int, term: str, engine: Engine | None) -> float | None:
-        """A counter's rate from one look to the last before a place, or to the next one if none is between."""
+    def _rate(
+        self, looks: Sequence[Look], earlier: int, place: int, begin: float, term: str, engine: Engine | None
+    ) -> float | None:
+        """A counter's rate from one look to the last before a place, or to the next one where a span that begins after
+        the former has none."""
         if earlier < 0 or looks[place - 1].reading is None:
             return None
-        later = place - 1 if place - 1 > earlier else place
+        later = place - 1
+        if later == earlier and looks[earlier].time <= begin:
+            later = place
         if later >= len(looks):
             return None
         first, last = looks[earlier], looks[later]
