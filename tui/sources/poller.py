@@ -15,6 +15,7 @@ import msgspec
 from servers.dialects import BY_KIND
 from servers.kv_events import to_builtins
 from servers.reading import lines_known
+from servers.slots import read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
 from tui.sources.http import Answer, Http, NoAnswer
 from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
@@ -59,6 +60,9 @@ class Poller:
             async with Http(self.target, self._settings, timeout, self._clock) as http:
                 began = self._clock()
                 while True:
+                    for task in events:
+                        if task.done():
+                            task.result()  # a fault of this program is not to be silent
                     pause = await self._look(http)
                     looks = math.floor((self._clock() - began) / pause) + 1
                     await asyncio.sleep(max(0.0, began + looks * pause - self._clock()))
@@ -127,8 +131,6 @@ class Poller:
 
     async def _look_at_slots(self, http: Http) -> None:
         """A server that does not tell them says so, and is not asked again."""
-        from servers.slots import read_slots
-
         try:
             answer = await http.get("/slots")
         except NoAnswer:

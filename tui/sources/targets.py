@@ -20,7 +20,7 @@ _BARE = re.compile(r"(\[[^\[\]]+\]|[^/:@\[\]]+):\d{1,5}(/.*)?")  # a place witho
 _COMMENT = re.compile(r"(^|\s)#.*")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's name
 _NOT_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
-_ENDPOINT = re.compile(r"(tcp://(\[[^\[\]]+\]|[^\[\]:/,\s]+):(?P<port>\d{1,5})|ipc://[^,\s]+)")
+_ENDPOINT = re.compile(r"(tcp://(\[[^\[\]]+\]|[^\[\]:/,\s*]+):(?P<port>\d{1,5})|ipc://[^,\s]+)")
 
 
 @dataclass(frozen=True, slots=True)
