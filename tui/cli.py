@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,9 +296,7 @@ def _chosen(options: argparse.Namespace, look: Look, terminal: bool) -> Coroutin
         return _demo(options, look)
     if options.once or options.json or not terminal:
         if options.play:
-            from tui.once import play_once
-
-            return play_once(options.play, options.step, options.json, _size((80, 24)), look, _focus(options))
+            return _play_once(options)(options.play, options.step, options.json, _size((80, 24)), look, _focus(options))
         from tui.once import run_once
 
         size, focus = _size((80, 24)), _focus(options)
@@ -363,6 +361,19 @@ def _focus(options: argparse.Namespace) -> Focus:
     from tui.focus import Focus
 
     return Focus(panel=options.panel, expanded=True) if options.panel else Focus()
+
+
+def _play_once(options: argparse.Namespace) -> Callable[..., Coroutine[Any, Any, int]]:
+    """Of a recording of steps, or of servers."""
+    from tui.recording import is_of_sources
+
+    if is_of_sources(options.play):
+        from tui.sources.play_once import play_servers_once
+
+        return play_servers_once
+    from tui.once import play_once
+
+    return play_once
 
 
 def _attached(options: argparse.Namespace) -> Attached | int:
