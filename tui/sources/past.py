@@ -40,7 +40,7 @@ class SourcesScrub:
         self._player = player
         self._front = front
         self._moment = 0.0  # that is shown, on the sources' clock
-        self._pace: Source | None = None  # whose looks are counted, while frozen
+        self._pace: Source | None = None  # whose looks are counted
         self._seqs: dict[int, int] = {}  # the item after which each server is shown, by the server's number
         self._views: dict[int, ServerView] = {}  # of that moment, as far as they were asked for
 
@@ -61,6 +61,7 @@ class SourcesScrub:
         """Where the shown look lies among those kept; None while the newest is shown."""
         if self.seq is None or self._pace is None:
             return None
+        self._choose_pace()
         tape = self._pace.tape
         newest = max(source.tape.now for source in self._sources)
         first = min(self._number(tape.look_seq(1)), self.seq)
@@ -82,7 +83,7 @@ class SourcesScrub:
 
     def release(self) -> None:
         """Go on with the newest."""
-        self.seq = self._pace = None
+        self.seq = None
         self._seqs, self._views = {}, {}
 
     def by(self, looks: int) -> None:
@@ -147,16 +148,25 @@ class SourcesScrub:
         self._tell(f"{self._player.speed:g} times as fast as recorded", False)
 
     def _known(self) -> Source | None:
-        """Who sets the pace: the one shown alone, else that with the most looks, and no other while frozen."""
-        front = self._front()
-        pace = self._pace if self._pace is not None and (front is None or front is self._pace) else front
-        if pace is None or not pace.tape.looks_seen:
-            pace = max(self._sources, key=lambda source: source.tape.looks_seen, default=None)
-        if pace is None or not pace.tape.looks_seen:
+        """Who sets the pace; tells where there is nothing to freeze."""
+        pace = self._choose_pace()
+        if pace is None:
             self._tell("there is nothing to pause yet", True)
+        return pace
+
+    def _choose_pace(self) -> Source | None:
+        """The server shown alone, else the one that did so before, else that with the most looks; None: none has any.
+
+        In a fleet it is the same one from then on, so that a look's number means the same moment.
+        """
+        front = self._front()
+        pace = front if front is not None and front.tape.looks_seen else self._pace
+        pace = pace or max(self._sources, key=lambda source: source.tape.looks_seen, default=None)
+        if pace is None or not pace.tape.looks_seen:
             return None
-        if self.seq is not None and pace is not self._pace:
-            self._show(self._moment, pace)
+        if self.seq is not None and pace is not self._pace:  # another is opened: the moment stays
+            self.seq = pace.tape.look_number(self._seqs[pace.number])
+        self._pace = pace
         return pace
 
     def _event(self, on: bool) -> tuple[Source, Event] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from servers.looks import KEPT, Look, Looks, Marks
 from tui.sources.items import Slot
@@ -111,6 +111,10 @@ class Tape:
             self._small += self._look_costs[-KEPT - 1]  # it is the past's alone from now on
 
     def add_event(self, event: Event) -> None:
+        """Of one item there is one, with the words of all."""
+        if self._events and self._events[-1].seq == event.seq:
+            self._events[-1] = replace(event, words=f"{self._events[-1].words}; {event.words}")
+            return
         self._events.append(event)
         self._event_seqs.append(event.seq)
         self._small += EVENT_COST
