@@ -103,10 +103,14 @@ _VLLM = Dialect(
         "blocks": _NO_BLOCKS,
         "waste": _NO_WASTE,
         "batch": "it tells how many tokens steps had, not whose",
+        "kv_usage": "its API processes tell different ones, or its engines not how much memory they have",
         "kv_used": "it tells the share in use, not the tokens",
         "prefixes": "start it with --kv-events-config to have its prefix cache's events",
     },
-    notes={"prompt_tokens": "counted at a request's first token"},
+    notes={
+        "prompt_tokens": "counted at a request's first token",
+        "step_tokens": "with several API processes, a step counts once for each that it has tokens for",
+    },
 )
 _OURS = Dialect(
     kind="paged-engine",
@@ -142,12 +146,12 @@ _OURS = Dialect(
     },
     histograms=_VLLM.histograms,
     facts=_VLLM.facts,
+    notes={"prompt_tokens": "counted at a request's first token"},
     missing={
         "blocks": "its step stream tells single blocks: --source steps",
         "batch": "its step stream tells who was in a step: --source steps",
         "prefixes": "start it with --kv-events to have its prefix cache's events",
     },
-    notes=_VLLM.notes,
 )
 _SGLANG = Dialect(
     kind="sglang",
@@ -203,6 +207,7 @@ _SGLANG = Dialect(
         "batch": "it does not tell its steps",
         "tpot": "it tells the times between tokens, not a request's mean",
         "step_tokens": "it does not tell its steps",
+        "kv_usage": "its engines do not tell how much memory they have",
         "prefixes": "start it with --kv-events-config to have its prefix cache's events",
     },
     notes={
