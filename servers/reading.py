@@ -48,7 +48,7 @@ class Buckets:
 
         Prometheus would go on to guess a place between the bounds, which may be far from each other.
         """
-        wanted = self.count * percent / 100
+        wanted = min(self.count, self.count * percent / 100)  # not more, by rounding or beyond the largest number
         return min(bound for bound, count in self.upto.items() if count >= wanted)
 
 

@@ -304,6 +304,12 @@ def test_so_many_percent_are_within_the_bound(values: list[float], percent: floa
     assert sum(value <= tighter for value in values) < len(values) * percent / 100
 
 
+@pytest.mark.parametrize("count", [0.07, 1e308, 5e-324, 3.0])
+def test_all_values_are_within_the_last_bound_however_their_number_rounds(count: float) -> None:
+    found = Buckets({1.0: count, math.inf: count}, None)
+    assert [found.at_most(percent) for percent in (1, 50, 100)] == [1.0, 1.0, 1.0]
+
+
 # And whatever stands where a number should be.
 
 NUMBER = st.one_of(
