@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tui.engine_api import NotAnEngine
+from tui.engine_api import Locked, NotAnEngine
 from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
 from tui.once import fail, write_frame
@@ -68,9 +68,11 @@ async def run_other_once(
         found = await find(asking)
     if isinstance(found, Found) and found.kind != "paged-engine":
         return await run_servers_once((target,), http, every, json, size, look, focus)
-    if isinstance(found, Found) or found.phase != "foreign":
-        return fail(f"{target.url}: {error}")
-    return fail(f"{target.url}: {error}; {found.reason}")
+    if isinstance(found, Found):
+        more = "--source metrics shows what it tells without" if isinstance(error, Locked) else ""
+    else:
+        more = f"for its metrics it {found.reason}" if found.phase == "locked" else found.reason
+    return fail("; ".join(filter(None, (f"{target.url}: {error}", more))))
 
 
 async def observe(targets: Sequence[Target], http: HttpSettings, every: float, seconds: float) -> list[ServerView]:

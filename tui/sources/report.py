@@ -66,7 +66,15 @@ def _of_row(row: Row) -> dict[str, Any]:
         ],
         "slots": msgspec.to_builtins(view.slots) if view.slots is not None else None,
         "kv_events": [
-            {"endpoint": kv.endpoint, "phase": kv.phase, "detail": kv.detail, "messages": kv.heard} for kv in view.kv
+            {
+                "endpoint": kv.endpoint,
+                "phase": kv.phase,
+                "detail": kv.detail,
+                "messages": kv.heard,
+                "resident_blocks": kv.tree.resident,
+                "complete": kv.tree.complete,
+            }
+            for kv in view.kv
         ],
     }
 
