@@ -1,7 +1,8 @@
-"""Publishes KV events over ZeroMQ, as vLLM does, from a thread of its own: no step waits for whoever listens.
+"""Publishes KV events over ZeroMQ, as vLLM does. No step waits for whoever listens.
 
-Frames are the topic, a sequence number of 8 bytes, and a batch in msgpack. Who missed some asks for them again at the
-replay endpoint: an empty frame and the first number wanted, answered by batches in order and an end, number -1.
+Frames are the topic, a sequence number of 8 bytes, and a batch in msgpack. A publishing socket never blocks: ZeroMQ
+has its own thread, and a subscriber that reads too slowly misses messages. Who missed some asks for them at the replay
+endpoint: an empty frame and the first number wanted, answered by batches in order and an end, number -1.
 Imported only where it is asked for.
 """
 
@@ -21,11 +22,10 @@ import zmq
 from engine.kv_endpoint import KvPublishing
 from engine.kv_events import KvBatch, KvEvent
 
-MAX_PENDING_BYTES = 8 << 20  # of batches that the thread has not sent yet
+MAX_UNREAD_BATCHES = 1_000  # that wait for a subscriber; it misses the next ones
 KEPT_BATCHES = 10_000  # that can be told again
 KEPT_BYTES = 16 << 20  # of these together
 END = (-1).to_bytes(8, "big", signed=True)
-MAX_UNREAD_BATCHES = 1_000  # of a subscriber that reads too slowly; it misses the next ones, and can ask for them
 LONGEST_QUESTION = 4096  # bytes: a subscription or a question
 LINGER = 500  # milliseconds that a subscriber has to take the last batches
 BIND_PAUSE = 0.05  # seconds between two tries to bind
@@ -39,10 +39,7 @@ class CannotPublish(ValueError):
 
 
 class KvPublisher:
-    """`publish` may be called by one thread. Batches are numbered from 0 on.
-
-    Those that wait to be sent are bounded: the oldest are dropped, and subscribers see that numbers are missing.
-    """
+    """`publish` is for the thread that made this one. Batches are numbered from 0 on."""
 
     def __init__(
         self,
@@ -50,71 +47,49 @@ class KvPublisher:
         patience: float = 0.0,
         clock: Callable[[], float] = time.time,
         *,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
         kept_batches: int = KEPT_BATCHES,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
         """Bind at once; an endpoint in use is tried again for `patience` seconds. Raises CannotPublish."""
         self._clock = clock
-        self._max_pending_bytes = max_pending_bytes
-        self._kept_batches, self._kept_bytes = kept_batches, kept_bytes
         self._topic = where.topic.encode()
-        self._pending: deque[tuple[int, bytes]] = deque()
-        self._pending_bytes = 0
         self._sequence = 0
-        self._woken = self._closed = False
-        self._lock = threading.Lock()
-        self._kept: deque[tuple[int, bytes]] = deque()  # the thread's alone, as are the sockets
-        self._all_kept_bytes = 0
         self._context = zmq.Context()
+        until = time.monotonic() + patience
         try:
-            until = time.monotonic() + patience
-            self._socket = self._bind(zmq.PUB, where.endpoint, "--kv-events", until)
-            self._replay = self._bind(zmq.ROUTER, where.replay, "--kv-events-replay", until) if where.replay else None
+            self._socket = self._bind(zmq.PUB, where.endpoint, "--kv-events", MAX_UNREAD_BATCHES, until)
+            self._replay: _Replay | None = None
+            if where.replay:
+                # An answer fits whole.
+                router = self._bind(zmq.ROUTER, where.replay, "--kv-events-replay", kept_batches + 1, until)
+                self._replay = _Replay(router, self._topic, kept_batches, kept_bytes)
         except CannotPublish:
             self._context.destroy(linger=0)
             raise
         # As bound: with the ports that were free.
-        self.where = KvPublishing(
-            _bound(self._socket), "" if self._replay is None else _bound(self._replay), where.topic
-        )
-        self._wake_read, self._wake_write = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="kv-publisher", daemon=True)
-        self._thread.start()
+        replay = "" if self._replay is None else self._replay.endpoint
+        self.where = KvPublishing(_bound(self._socket), replay, where.topic)
 
     def publish(self, events: Sequence[KvEvent]) -> None:
-        """Send what one step changed. Never waits for a subscriber."""
+        """Send what one step changed."""
         payload = _encode(KvBatch(self._clock(), tuple(events)))
-        with self._lock:
-            self._pending.append((self._sequence, payload))
-            self._sequence += 1
-            self._pending_bytes += len(payload)
-            while self._pending_bytes > self._max_pending_bytes:
-                self._pending_bytes -= len(self._pending.popleft()[1])
-            self._wake()
+        number = self._sequence.to_bytes(8, "big")
+        self._sequence += 1
+        if self._replay is not None:  # first, so that nobody who hears it asks in vain
+            self._replay.keep(number, payload)
+        self._socket.send_multipart((self._topic, number, payload))
 
-    def close(self, timeout: float = 2.0) -> None:
-        """Send what waits, for at most `timeout` seconds; the endpoints are free then."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._wake()
-        self._thread.join(timeout)
-        if not self._thread.is_alive():
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+    def close(self) -> None:
+        """Give subscribers a moment to take the last batches; the endpoints are free then."""
+        if self._replay is not None:
+            self._replay.close()
+        self._context.destroy()
 
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            os.write(self._wake_write, b"\0")
-
-    def _bind(self, kind: int, endpoint: str, flag: str, until: float) -> zmq.Socket[bytes]:
+    def _bind(self, kind: int, endpoint: str, flag: str, most: int, until: float) -> zmq.Socket[bytes]:
+        """`most`: messages that wait for one who reads too slowly."""
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
-        # An answer to a question fits whole.
-        socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_BATCHES if kind == zmq.PUB else self._kept_batches + 1)
+        socket.setsockopt(zmq.SNDHWM, most)
         socket.setsockopt(zmq.MAXMSGSIZE, LONGEST_QUESTION)
         socket.setsockopt(zmq.LINGER, LINGER)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -130,58 +105,61 @@ class KvPublisher:
                 raise CannotPublish(f"{flag} {endpoint}: cannot listen there: {reason}") from error
             return socket
 
+
+class _Replay:
+    """Keeps the newest batches, and answers questions for them in a thread of its own, to which the socket belongs."""
+
+    def __init__(self, socket: zmq.Socket[bytes], topic: bytes, most: int, most_bytes: int) -> None:
+        self.endpoint = _bound(socket)
+        self._socket, self._topic = socket, topic
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: deque[tuple[bytes, bytes]] = deque()  # number and payload
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._end_read, self._end_write = os.pipe()  # written to at the end
+        self._thread = threading.Thread(target=self._run, name="kv-replay", daemon=True)
+        self._thread.start()
+
+    def keep(self, number: bytes, payload: bytes) -> None:
+        with self._lock:
+            self._kept.append((number, payload))
+            self._bytes += len(payload)
+            while len(self._kept) > self._most or self._bytes > self._most_bytes:
+                self._bytes -= len(self._kept.popleft()[1])
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            os.write(self._end_write, b"\0")
+            self._thread.join()
+            os.close(self._end_write)
+
     def _run(self) -> None:
         try:
             poller = zmq.Poller()
-            poller.register(self._wake_read, zmq.POLLIN)
-            if self._replay is not None:
-                poller.register(self._replay, zmq.POLLIN)
-            while True:
-                ready = dict(poller.poll())
-                if self._wake_read in ready:
-                    os.read(self._wake_read, 1)
-                    with self._lock:
-                        self._woken = False
-                while (batch := self._next()) is not None:
-                    self._send(*batch)
-                if self._closed and not self._pending:
-                    return
-                if self._replay is not None and self._replay in ready:
-                    self._answer(self._replay)
-        except Exception:  # the engine goes on without it
-            _log.exception("KV events are published no more")
+            poller.register(self._end_read, zmq.POLLIN)
+            poller.register(self._socket, zmq.POLLIN)
+            while self._end_read not in (ready := dict(poller.poll())):
+                if self._socket in ready:
+                    self._answer()
+        except Exception:  # events are published all the same
+            _log.exception("KV events are told again no more")
         finally:
-            self._context.destroy()
+            self._socket.close()
+            os.close(self._end_read)
 
-    def _next(self) -> tuple[int, bytes] | None:
-        with self._lock:
-            if not self._pending:
-                return None
-            sequence, payload = self._pending.popleft()
-            self._pending_bytes -= len(payload)
-            return sequence, payload
-
-    def _send(self, sequence: int, payload: bytes) -> None:
-        self._socket.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload))
-        if self._replay is None:
-            return
-        self._kept.append((sequence, payload))
-        self._all_kept_bytes += len(payload)
-        while len(self._kept) > self._kept_batches or self._all_kept_bytes > self._kept_bytes:
-            self._all_kept_bytes -= len(self._kept.popleft()[1])
-
-    def _answer(self, replay: zmq.Socket[bytes]) -> None:
+    def _answer(self) -> None:
         """One question; what is none gets no answer."""
-        frames = replay.recv_multipart()
+        frames = self._socket.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
             _log.debug("a question for KV events has frames of %s bytes", [len(frame) for frame in frames])
             return
-        client, _, first = frames
-        wanted = int.from_bytes(first, "big")
-        for sequence, payload in self._kept:
-            if sequence >= wanted:
-                replay.send_multipart((client, b"", self._topic, sequence.to_bytes(8, "big"), payload))
-        replay.send_multipart((client, b"", b"", END, b""))
+        client, _, wanted = frames
+        with self._lock:
+            batches = list(self._kept)
+        for number, payload in batches:
+            if number >= wanted:  # bytes in this order are as numbers are
+                self._socket.send_multipart((client, b"", self._topic, number, payload))
+        self._socket.send_multipart((client, b"", b"", END, b""))
 
 
 def _bound(socket: zmq.Socket[bytes]) -> str:
