@@ -409,7 +409,7 @@ class PagedTop(App[int]):
         self.scrub.faster(times)
 
     async def action_goto(self) -> None:
-        await self._ask(commands.Ask("step", "to step"))
+        await self._ask(commands.Ask("step", "to step" if self.shown.kind == "steps" else "to look"))
 
     def _follow(self) -> None:
         """The batch's cursor is on the step that is shown now."""

@@ -66,6 +66,7 @@ GLOBAL: tuple[GlobalKey, ...] = (
     GlobalKey("n", "n", "event(1)", "to the next event", "time"),
     GlobalKey("N", "N", "event(-1)", "to the event before", "time"),
     GlobalKey("g", "g", "goto", "to a step by its number", "time", on=("steps",)),
+    GlobalKey("g", "g", "goto", "to a look by its number", "time", on=SERVERS),
     GlobalKey("left_square_bracket", "[", "speed(0.5)", "play half as fast", "time", replays=True),
     GlobalKey("right_square_bracket", "]", "speed(2.0)", "play twice as fast", "time", replays=True),
     GlobalKey("r", "r", "record", "record to a file, and stop", "time", "record"),

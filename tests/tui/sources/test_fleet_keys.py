@@ -1,0 +1,471 @@
+"""Every key and the mouse on the screens of a fleet and of one of its servers, pressed in the running app."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import takewhile
+
+import pytest
+from textual.widgets import Input
+
+from tests.servers.pages import EngineFigures
+from tests.tui.sources.fleets import BEGIN, NAMES, SECONDS, Clock, fill, hear, still
+from tui.focus import PANELS
+from tui.keys import GLOBAL, SCRUB
+from tui.look import ASCII, Look
+from tui.panels import fleet
+from tui.sources.items import SourceHead
+from tui.sources.recording import read_items
+from tui.themes import THEMES
+
+SIZE = (160, 48)
+FLEET = {name: key for key in GLOBAL if "fleet" in key.on for name in key.keys.split(",")}
+SERVER = {name: key for key in GLOBAL if "server" in key.on for name in key.keys.split(",")}
+CASES, SERVER_CASES = {}, {}
+
+
+def case(*names, of=None):
+    """The test of some keys, pressed in turn in a fresh app over a fleet, or over one server of it."""
+
+    def keep(check):
+        (CASES if of is None else of).update(dict.fromkeys(names, check))
+        return check
+
+    return keep
+
+
+@pytest.fixture
+def watching(showing):
+    """The app over a fleet that is heard of when a test says so."""
+
+    def show(size=SIZE, look=None, names=NAMES, **options):
+        clock = Clock()
+        attach = still(clock, names)
+
+        async def ready():
+            fill(attach.sources, clock)
+
+        return showing(attach, None, clock, ready, size, look, **options)
+
+    return show
+
+
+def selected(screen):
+    """The name that the cursor is at, as the screen has it."""
+    lines = [line for line in screen.text("fleet").splitlines() if line.startswith(("│▸", "|>"))]
+    assert len(lines) == 1
+    return lines[0][2:].split()[0]
+
+
+def names(screen):
+    """The servers in the order of their rows."""
+    words = [line[2:].split() for line in screen.text("fleet").splitlines()[2:]]
+    rows = takewhile(lambda words: len(words) > 8, words)
+    return [next(name for name in NAMES if name[:4] == row[0][:4]) for row in rows]
+
+
+def asked(screen):
+    return screen.app._question.asked
+
+
+async def answer(screen, text):
+    screen.app.screen.query_one(Input).value = text
+    await screen.press("enter")
+
+
+@case("q")
+@case("q", of=SERVER_CASES)
+async def quits(screen, key):
+    await screen.pilot.press(key)
+    await screen.pilot.pause()
+    assert screen.app.return_value == 0
+
+
+@case("question_mark", "h", "f1")
+async def helps(screen, key):
+    await screen.press(key)
+    painted = "\n".join(screen.painted())
+    assert "in the fleet" in painted
+    assert "show only some servers" in painted
+    for other in ("batching", "the map", "block map", "the engine", "step by its number", "play half as fast", "tab"):
+        assert other not in screen.text("help")
+    await screen.press(key)
+    assert not screen.widget("help").display
+
+
+@case("space", "p")
+@case("space", "p", of=SERVER_CASES)
+async def freezes(screen, key):
+    await screen.press(key)
+    assert "paused" in screen.text("header")
+    before = screen.text("blocks" if screen.app.shown.kind == "server" else "fleet")
+    screen.clock.time += 10
+    for source in screen.app.attached.sources[:3]:
+        hear(source, "vllm" if source.number != 1 else "sglang", EngineFigures(running=99), screen.clock.time)
+    screen.app.draw_frame()
+    assert screen.text("blocks" if screen.app.shown.kind == "server" else "fleet") == before
+    await screen.press(key)
+    assert "paused" not in screen.text("header")
+    if screen.app.shown.kind == "fleet":
+        assert " 99 " in screen.text("fleet")
+
+
+@case("i")
+async def inspects(screen, key):
+    await screen.press("down", "down", "down", key)
+    text = screen.text("inspect")
+    assert "delta" in text
+    assert "nothing answers there" in text
+    assert "these figures are of then, and in no total" in text
+    await screen.press(key)
+    assert not screen.widget("inspect").display
+
+
+@case("escape")
+async def leaves_one_thing_at_a_time(screen, key):
+    await screen.press("slash")
+    await answer(screen, "vllm")
+    await screen.press("space", "i", "question_mark")
+    for name in ("help", "inspect"):
+        assert screen.widget(name).display
+        await screen.press(key)
+        assert not screen.widget(name).display
+    assert names(screen) == ["alpha", "delta"]
+    await screen.press(key)
+    assert len(names(screen)) == len(NAMES)
+    assert "paused" in screen.text("header")
+    await screen.press(key)
+    assert "paused" not in screen.text("header")
+    await screen.press(key)
+    assert screen.app.is_running
+
+
+@case("slash")
+async def filters(screen, key):
+    await screen.press(key)
+    assert asked(screen).label == "filter"
+    await answer(screen, "model-7b")
+    assert names(screen) == ["alpha", "beta"]
+    assert "of all 2 that tell now" in screen.text("fleet")
+    await screen.press(key)
+    await answer(screen, "nobody")
+    assert 'no server has "nobody"' in screen.text("fleet")
+    await screen.press("enter")
+    assert "select a server first" in screen.text("footer")
+    await screen.press(key)
+    await answer(screen, "")
+    assert len(names(screen)) == len(NAMES)
+
+
+@case("T")
+@case("T", of=SERVER_CASES)
+async def cycles_themes(screen, key):
+    seen = []
+    for name in (*list(THEMES)[1:], next(iter(THEMES))):
+        await screen.press(key)
+        assert f"theme: {name}" in screen.text("footer")
+        strips = screen.strips()[:-1]
+        assert strips not in seen
+        seen.append(strips)
+
+
+@case("left_parenthesis", "right_parenthesis")
+@case("left_parenthesis", "right_parenthesis", of=SERVER_CASES)
+async def draws_more_or_less_often(screen, key):
+    screen.app._frames = 10.0
+    await screen.press(key)
+    assert f"{5 if key == 'left_parenthesis' else 20} frames a second" in screen.text("footer")
+
+
+@case("ctrl+p")
+@case("ctrl+p", of=SERVER_CASES)
+async def opens_the_palette(screen, key):
+    offers = [command.title for command in screen.app.get_system_commands(screen.app.screen)]
+    assert not any("batching" in offer or "replay" in offer or "half as fast" in offer for offer in offers)
+    assert any("freeze" in offer for offer in offers)
+    await screen.press(key)
+    assert len(screen.app.screen_stack) == 2
+    await screen.press("escape")
+    assert len(screen.app.screen_stack) == 1
+
+
+@case("comma")
+@case("comma", of=SERVER_CASES)
+async def goes_back_a_look(screen, key):
+    await screen.press(key)
+    assert screen.app.scrub.past.behind >= 10
+    assert "paused, " in screen.text("header")
+
+
+@case("full_stop")
+@case("full_stop", of=SERVER_CASES)
+async def goes_on_a_look(screen, key):
+    await screen.press("comma")
+    behind = screen.app.scrub.past.behind
+    await screen.press(key)
+    assert screen.app.scrub.past.behind < behind
+    assert "paused, " in screen.text("header")
+
+
+@case("n")
+@case("n", of=SERVER_CASES)
+async def has_no_event_after_now(screen, key):
+    await screen.press(key)
+    assert "no event is known after this" in screen.text("footer")
+
+
+@case("N")
+@case("N", of=SERVER_CASES)
+async def goes_to_the_event_before(screen, key):
+    await screen.press(key)
+    assert "paused" in screen.text("header")
+    assert any(name in screen.text("footer") for name in (*NAMES, "restart", "answer", "known"))
+
+
+@case("g")
+@case("g", of=SERVER_CASES)
+async def goes_to_a_look(screen, key):
+    await screen.press(key)
+    assert asked(screen).label == "to look"
+    await answer(screen, "1")
+    assert f"paused, {SECONDS} s ago" in screen.text("header")
+    await screen.press(key)
+    await answer(screen, "soon")
+    assert "a look is a whole number, not 'soon'" in screen.text("footer")
+
+
+@case("left_square_bracket", "right_square_bracket")
+@case("left_square_bracket", "right_square_bracket", of=SERVER_CASES)
+async def has_no_speed(screen, key):
+    await screen.press(key)
+    assert "only a recording has a speed" in screen.text("footer")
+
+
+@case("r")
+@case("r", of=SERVER_CASES)
+async def records_all_of_them(screen, key, folder):
+    await screen.press(key)
+    assert asked(screen).value.endswith(".jsonl.gz")
+    await answer(screen, str(folder / "kept.jsonl"))
+    assert "r ends it" in screen.text("footer")
+    screen.app.say("")
+    screen.clock.time += 1
+    hear(screen.app.attached.sources[0], "vllm", EngineFigures(running=5), screen.clock.time)
+    await screen.press(key)
+    assert "recorded " in screen.text("footer")
+    items = list(read_items(folder / "kept.jsonl"))
+    assert [item.name for item in items if isinstance(item, SourceHead)][: len(NAMES)] == list(NAMES)
+    await screen.press(key)
+    await answer(screen, str(folder / "kept.jsonl"))
+    assert "exists already" in screen.text("footer")
+
+
+# Of one server alone:
+
+
+@case("question_mark", "h", "f1", of=SERVER_CASES)
+async def helps_over_a_server(screen, key):
+    await screen.press(key)
+    assert "in KV memory" in screen.text("help")
+    assert "back to the fleet" in screen.text("help")
+    assert "batching" not in screen.text("help")
+    assert "show only some" not in screen.text("help")
+
+
+@case("1", "2", "3", "4", "5", "6", of=SERVER_CASES)
+async def comes_to_the_front(screen, key):
+    await screen.press("1" if key == "6" else "6", key)
+    assert screen.app.focus_now.panel == PANELS[int(key) - 1]
+    await screen.press(key)
+    assert screen.widget(PANELS[int(key) - 1]).size.width == SIZE[0]
+
+
+@case("tab", "shift+tab", of=SERVER_CASES)
+async def goes_round(screen, key):
+    seen = []
+    for _ in PANELS:
+        seen.append(screen.app.frame().focus.panel)
+        await screen.press(key)
+    assert set(seen) == set(PANELS)
+
+
+@case("e", of=SERVER_CASES)
+async def makes_large(screen, key):
+    await screen.press(key)
+    assert screen.widget("blocks").size.width == SIZE[0]
+    assert not screen.widget("batch").display
+
+
+@case("i", of=SERVER_CASES)
+async def inspects_in_a_panel(screen, key):
+    await screen.press("6", key)
+    assert screen.widget("inspect").display
+    assert screen.text("inspect").splitlines()[1] in "\n".join(screen.painted())
+
+
+@case("escape", of=SERVER_CASES)
+async def leads_back_to_the_fleet(screen, key):
+    await screen.press("e", "space", key)
+    assert screen.widget("batch").display
+    await screen.press(key)
+    assert "paused" not in screen.text("header")
+    assert " esc the fleet " in screen.text("footer")
+    await screen.press(key)
+    assert screen.widget("fleet").display
+    assert not screen.widget("blocks").display
+    assert selected(screen) == "beta"
+
+
+def test_every_key_has_a_case():
+    assert set(CASES) == set(FLEET)
+    assert set(SERVER_CASES) == set(SERVER)
+
+
+@pytest.mark.parametrize("name", FLEET)
+async def test_what_a_key_does_in_a_fleet(watching, tmp_path, name):
+    async with watching() as screen:
+        await (CASES[name](screen, name, tmp_path) if name == "r" else CASES[name](screen, name))
+
+
+@pytest.mark.parametrize("name", SERVER)
+async def test_what_a_key_does_over_one_server(watching, tmp_path, name):
+    async with watching() as screen:
+        await screen.press("down", "enter")
+        assert screen.app.shown.kind == "server"
+        check = SERVER_CASES[name]
+        await (check(screen, name, tmp_path) if name == "r" else check(screen, name))
+
+
+# The keys of the table
+
+
+def test_every_key_of_the_table_is_pressed_here():
+    shown = {word for key in fleet.KEYS for word in key.keys.split()}
+    assert shown == {"enter", "up", "down", "<", ">", "I", "+", "-", "home", "end"}
+    taken = {word for key in FLEET.values() for word in key.shown.split()}
+    assert not shown & taken
+
+
+async def test_the_cursor_goes_up_and_down_and_stops_at_the_ends(watching):
+    async with watching() as screen:
+        assert selected(screen) == "alpha"
+        for keys, name in (
+            (("down",), "beta"), (("end",), "a-server"), (("down",), "a-server"), (("up",), "delta"),
+            (("home",), "alpha"), (("up",), "alpha"), (("pagedown",), "a-server"), (("pageup",), "alpha"),
+        ):  # fmt: skip
+            await screen.press(*keys)
+            assert selected(screen).startswith(name)
+
+
+async def test_columns_sort_and_the_order_turns_round(watching):
+    async with watching() as screen:
+        await screen.press("greater_than_sign", "greater_than_sign", "greater_than_sign")
+        assert screen.app.focus_now.fleet.sort == "kind"
+        assert names(screen)[0] == "beta"  # SGLang
+        await screen.press("greater_than_sign", "greater_than_sign")
+        assert screen.app.focus_now.fleet.sort == "running"
+        assert names(screen)[:3] == ["alpha", "beta", "gamma"]
+        await screen.press("I")
+        assert names(screen)[:3] == ["gamma", "beta", "alpha"]
+        assert "by running, rising" in screen.text("fleet")
+        await screen.press(*["less_than_sign"] * 5)
+        assert screen.app.focus_now.fleet.sort == "as named"
+
+
+async def test_the_time_that_figures_are_of_is_chosen(watching):
+    async with watching() as screen:
+        for key, said in (("plus", "5 min"), ("plus", "15 min"), ("plus", "15 min"), ("minus", "5 min")):
+            await screen.press(key)
+            assert f"of the last {said}" in screen.text("fleet")
+        await screen.press("minus", "minus", "minus")
+        assert "of the last 15 s" in screen.text("fleet")
+
+
+async def test_enter_shows_one_server_and_the_table_is_as_it_was_left(watching):
+    async with watching() as screen:
+        await screen.press("greater_than_sign", "end", "enter")
+        assert screen.app.shown.kind == "server"
+        await screen.press("escape")
+        assert screen.app.focus_now.fleet.sort == "name"
+        await screen.press("home", "enter")
+        assert "a-server" in screen.text("header")
+
+
+async def test_a_picture_of_the_past_stays_one_when_a_server_is_opened(watching):
+    async with watching() as screen:
+        await screen.press("comma", "enter")
+        assert screen.app.shown.kind == "server"
+        assert "paused" in screen.text("header")
+        await screen.press("escape", "escape")
+        assert screen.app.shown.kind == "fleet"
+
+
+async def test_arrows_are_the_line_of_time_s_only_while_it_is_shown(watching):
+    async with watching() as screen:
+        await screen.press(*SCRUB)
+        assert "paused" not in screen.text("header")
+        await screen.press("space")
+        assert screen.app.scrub.past.behind == 0
+        await screen.press("left")
+        assert screen.app.scrub.past.behind > 0
+        await screen.press("down")
+        assert selected(screen) == "beta"
+
+
+async def test_the_mouse_sorts_selects_opens_and_presses_keys(watching):
+    async with watching() as screen:
+        await screen.pilot.click("#fleet", offset=(5, 3))
+        await screen.settle()
+        assert selected(screen) == "beta"
+        head = screen.text("fleet").splitlines()[1]
+        await screen.pilot.click("#fleet", offset=(head.index("run") + 1, 1))
+        await screen.settle()
+        assert "by running, falling" in screen.text("fleet")
+        await screen.pilot.click("#fleet", offset=(head.index("run") + 1, 1))
+        await screen.settle()
+        assert "by running, rising" in screen.text("fleet")
+        at = next(y for y, line in enumerate(screen.text("fleet").splitlines()) if line.startswith("│▸"))
+        await screen.pilot.click("#fleet", offset=(5, at))
+        await screen.settle()
+        assert screen.app.shown.kind == "server"
+        await screen.pilot.click("#footer", offset=(screen.text("footer").index("esc") + 1, 0))
+        await screen.settle()
+        assert screen.app.shown.kind == "fleet"
+        await screen.pilot.click("#footer", offset=(screen.text("footer").index("? help"), 0))
+        await screen.settle()
+        assert screen.widget("help").display
+
+
+async def test_the_wheel_scrolls_a_table_that_is_too_long(watching):
+    many = tuple(f"server-{at:02}" for at in range(40))
+    async with watching((80, 24), names=many) as screen:
+        screen.app.post_message(_wheel(screen, down=True))
+        await screen.settle()
+        assert "server-03" in screen.text("fleet").splitlines()[2]
+        screen.app.post_message(_wheel(screen, down=False))
+        await screen.settle()
+        assert "server-00" in screen.text("fleet").splitlines()[2]
+
+
+def _wheel(screen, down):
+    widget = screen.widget("fleet")
+    return widget.Pointed(widget._place, "down" if down else "up", 5, 5)
+
+
+async def test_it_works_in_ascii_and_readonly(watching):
+    async with watching(look=Look(ASCII), readonly=True) as screen:
+        assert all(line.isascii() for line in screen.painted())
+        await screen.press("down", "enter")
+        assert all(line.isascii() for line in screen.painted())
+        assert screen.app.shown.kind == "server"
+
+
+async def test_keys_of_an_engine_do_nothing_to_a_fleet(watching):
+    async with watching() as screen:
+        before = screen.painted()
+        for key in GLOBAL:
+            if "fleet" not in key.on and not any(name in FLEET for name in key.keys.split(",")):
+                await screen.press(key.keys.split(",")[0])
+        assert screen.painted() == before
+        await asyncio.sleep(0)
+        assert screen.clock.time == BEGIN + SECONDS
