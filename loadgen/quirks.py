@@ -79,6 +79,7 @@ KINDS = (
         kind="paged-engine",
         title="paged-engine",
         owner="paged-top",
+        opens_with_role=False,
         metrics_find_more="a preempted request looks its prompt up again",
     ),
     Quirks(

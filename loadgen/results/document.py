@@ -96,6 +96,13 @@ class Measured:
         return agreement(self.whole, servers, engines, self.kind)
 
     @property
+    def server(self) -> str:
+        """Which one it was, as far as is known."""
+        metrics = self.end.server or {}
+        version = self.run.header.server.get("version") or metrics.get("version") or ""
+        return f"{'' if self.kind == 'unknown' else self.kind} {version}".strip()
+
+    @property
     def kind(self) -> str:
         """The server's: by its models, else by its metrics."""
         kind = str(self.run.header.server.get("kind", "unknown"))

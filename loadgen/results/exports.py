@@ -26,6 +26,7 @@ COLUMNS = (
     "first_chunk_s", "last_chunk_s", "ended_s", "send_lag_ms", "ttft_ms", "ttft_scheduled_ms", "tpot_ms",
     "mean_itl_ms", "max_itl_ms", "e2el_ms", "e2el_scheduled_ms", "asked_input", "input_tokens", "cached_tokens",
     "asked_output", "output_tokens", "token_source", "chunks", "streamed", "retries", "within_limits",
+    "finish_reason", "server",
 )  # fmt: skip
 VLLM_METRICS = ("ttft", "tpot", "itl", "e2el")
 VLLM_STATISTICS = ("mean", "median", "std", "p50", "p90", "p95", "p99")
@@ -55,7 +56,7 @@ def _cells(name: str, run: Measured, record: RequestRecord) -> tuple[object, ...
         _short(measured.ttft_scheduled), _short(measured.tpot), _short(sum(gaps) / len(gaps) if gaps else None),
         _short(max(gaps, default=None)), _short(measured.e2el), _short(measured.e2el_scheduled), record.asked_input,
         record.input_tokens, record.cached_tokens, record.asked_output, record.output_tokens, record.token_source,
-        len(chunks), record.streamed, record.retries, within,
+        len(chunks), record.streamed, record.retries, within, record.finish, run.server,
     )  # fmt: skip
 
 
@@ -103,6 +104,9 @@ def vllm_figures(document: Document) -> dict[str, Any]:
         "label": document["label"],
         "model_id": settings["model"],
         "tokenizer_id": settings["tokenizer"] or settings["model"],
+        "server_kind": document["server"].get("kind"),
+        "server_version": document["server"].get("version"),
+        "server_metrics": document["server"]["metrics"],
         "num_prompts": summary["turns"],
         "request_rate": rate,
         "burstiness": burstiness,

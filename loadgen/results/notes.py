@@ -31,10 +31,10 @@ def warnings(run: RunFile, summary: Mapping[str, Any], agree: Agreement, kind: s
         )
     elif run.end.stopped_by in (BY_HAND, ENGINE_ENDED):
         told.append(f"Interrupted by {run.end.stopped_by}: the report of what was measured so far.")
-    for kind, tokens in (("prompts", agree.prompt), ("answers", agree.generation)):
+    for what, tokens in (("prompts", agree.prompt), ("answers", agree.generation)):
         if tokens.verdict is Verdict.DIFFER:
             told.append(
-                f"The server counted {tokens.server:,} tokens of {kind}, its clients here {tokens.client:,}: either it "
+                f"The server counted {tokens.server:,} tokens of {what}, its clients here {tokens.client:,}: either it "
                 "served others too, or its usage is wrong, and so are tokens/s."
             )
     if agree.prefix.verdict is Verdict.DIFFER:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from golden import GoldenServer, Script, answer
 from rich.console import Console
 
+from loadgen.keys import NO_KEYS, Keys
 from loadgen.outcome import RequestRecord
 from loadgen.perform import perform
 from loadgen.results.document import document
@@ -72,12 +73,18 @@ class Runner:
         return Settings(**{"file": str(trace), "timeout": 30.0, "probe": False, **options})
 
     async def perform(
-        self, settings: Settings, url: str, stop: asyncio.Event | None = None, into: Path | None = None, **more: Any
+        self,
+        settings: Settings,
+        url: str,
+        stop: asyncio.Event | None = None,
+        into: Path | None = None,
+        keys: Keys = NO_KEYS,
+        **more: Any,
     ) -> RunFile:
         said = io.StringIO()
         console = Console(file=said)
         path = into or self.folder / f"run-{next(_names)}.jsonl"
-        ran = await perform(settings, Target(url), path, console, Steering(stop), **more)
+        ran = await perform(settings, Target(url, keys=keys), path, console, Steering(stop), **more)
         self.said = said.getvalue()
         return ran
 

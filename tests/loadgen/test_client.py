@@ -232,6 +232,25 @@ async def test_the_key_is_sent_and_a_wrong_one_refused() -> None:
     assert outcomes == [completed, (Outcome.HTTP_ERROR, 401, "401: Incorrect API key")]
 
 
+async def test_an_empty_finish_reason_finishes_nothing() -> None:
+    """As TGI has it in every chunk of a completion: a stream that is cut off is not whole for it."""
+    choice = {"index": 0, "text": "a", "finish_reason": ""}
+    cut, _ = await ask(Script([Write(event({"object": "text_completion", "choices": [choice]}))]), COMPLETIONS)
+    assert (cut.outcome, cut.finish) == (Outcome.CUT, "")
+    last = {**choice, "finish_reason": "eos_token"}
+    whole_, _ = await ask(Script([Write(event({"choices": [choice]})), Write(event({"choices": [last]}))]), COMPLETIONS)
+    assert (whole_.outcome, whole_.finish, whole_.done) == (Outcome.COMPLETED, "eos_token", False)
+
+
+async def test_errors_as_tgi_and_older_llama_cpp_tell_them() -> None:
+    overloaded = {"error": "Model is overloaded", "error_type": "overloaded"}
+    response, _ = await ask(Script(status=429, body=overloaded))
+    assert (response.detail, response.code) == ("429: Model is overloaded", "overloaded")
+    line = b'error: {"code":500,"message":"the slot is gone","type":"server_error"}\n\n'
+    response, _ = await ask(Script([role(), text("a"), Write(line)]))
+    assert (response.outcome, response.detail) == (Outcome.SERVER_ERROR, "the slot is gone")
+
+
 async def test_a_redirect_is_told_not_followed() -> None:
     response, server = await ask(Script(status=308, headers={"Location": "https://elsewhere/"}, body={}))
     assert response.outcome is Outcome.HTTP_ERROR

@@ -195,6 +195,18 @@ async def test_with_the_flag_it_is_served(server: Picky, settings: dict[str, Any
     assert facts.usage
 
 
+async def test_a_field_that_a_model_does_not_take_is_left_out_and_told() -> None:
+    server = Picky(refuses={"temperature": "Unsupported value: 'temperature' does not support 0."})
+    facts, _ = await tried(server, TEXT)
+    assert list(facts.left_out) == ["temperature"]
+    assert "temperature" not in server.bodies(CHAT)[-1]
+    (note,) = (note for note in facts.notes() if note.startswith("temperature was left out of all requests"))
+    assert "does not support 0" in note
+    payload = Asker(Header(FORMAT, VERSION), facts, Settings(file="t")).payload(session(TEXT), 0, 0, {})
+    body = msgspec.json.decode(payload.body)
+    assert ("temperature" in body, body["seed"], body["stream"]) == (False, 0, True)
+
+
 async def test_requests_as_written_do_not_need_what_loadgen_would_add() -> None:
     facts, _ = await tried(Picky(refuses={"ignore_eos": "no"}), WRITTEN)
     assert facts.chat

@@ -78,6 +78,12 @@ async def test_the_client_and_the_engine_agree(trace_file: Path) -> None:
     assert summary["token_source"] == "usage"
     expected = sum(turn.output_tokens for session in sessions for turn in session.turns)  # type: ignore[misc]
     assert summary["total_output_tokens"] == engine["sampled_tokens"] == expected
+    told, metrics = ran.document["server"], ran.document["server"]["metrics"]
+    assert (told["kind"], metrics["names_of"], told["differs"]) == ("paged-engine", "paged-engine", [])
+    agreement = ran.document["agreement"]
+    assert {one["verdict"] for one in agreement.values()} == {"agree"}, agreement
+    prefix = agreement["prefix"]
+    assert prefix["client"]["tokens"] == prefix["server"]["tokens"] == prefix["engine"]["tokens"] > 0
     assert summary["total_input_tokens"] == engine["looked_up_tokens"]
     assert engine["prefill_tokens"] == summary["total_input_tokens"] - engine["found_tokens"]
     assert engine["records_lost"] == 0

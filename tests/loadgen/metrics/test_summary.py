@@ -201,6 +201,18 @@ def test_tokens_that_were_asked_cached_and_tried_again() -> None:
     assert (untold["cached_tokens"], untold["hit_rate"]) == (None, None)
 
 
+def test_an_answer_that_tells_no_cached_tokens_beside_others_that_do_had_none() -> None:
+    summary = summarize([record(cached_tokens=10), record(), record(cached_tokens=0)])
+    assert (summary["cached_tokens"], summary["cached_told"], summary["hit_rate"]) == (10, 2, 10 / 60)
+
+
+def test_answers_that_ended_early() -> None:
+    short, long = record(asked_output=5, finish="stop"), record(asked_output=2, finish="length")
+    summary = summarize([short, long, record(asked_output=3, finish="length")])
+    assert (summary["shorter_than_asked"], summary["tokens_short"], summary["other_length_than_asked"]) == (1, 2, 2)
+    assert summary["finish_reasons"] == {"length": 2, "stop": 1}
+
+
 def test_what_is_outside_the_window_is_counted_apart() -> None:
     cold = record(sent=10.0)
     late = record(sent=11.0, index=1)
