@@ -19,6 +19,7 @@ Samples = Mapping[str, Mapping[Labels, float]]  # by name, then by labels
 
 MAX_PAGE = 32 << 20  # characters
 MAX_SERIES = 100_000  # that are read, of one page
+MOST = 1e30  # of anything
 # Ranks of one engine repeat the same value.
 REPEATED = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank", "cp_rank"})
 
@@ -32,7 +33,7 @@ _LINE = re.compile(
 
 def samples(text: str, names: Mapping[str, str]) -> Samples:
     """Those of the names alone, each under what it is mapped to. What is told more than once counts once: the highest,
-    for those that are not up to date lag behind. Values that are no finite number at or above 0 are NaN.
+    for those that are not up to date lag behind. What is no number of anything (`counted`) is NaN.
 
     Raises ValueError naming the first line that cannot be read, or for a page beyond the limits above.
     """
@@ -77,8 +78,12 @@ def _lines(text: str, names: Mapping[str, str] | frozenset[str]) -> Iterator[str
 def _number(text: str) -> float:
     if "_" in text:
         raise ValueError(f"no number: {text!r}")
-    value = float(text)
-    return value if 0 <= value < math.inf else math.nan
+    return counted(float(text))
+
+
+def counted(value: float) -> float:
+    """A number that something can be counted or measured by, so that sums of them are numbers too; else NaN."""
+    return value if 0 <= value <= MOST else math.nan
 
 
 @lru_cache(maxsize=1 << 15)

@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from servers.dialects import DIALECTS, Dialect
-from servers.exposition import Samples
+from servers.exposition import Samples, counted
 from servers.terms import Engine, Labels
 
 # Labels that tell one engine behind a page from another, as engines and what stands before them write it.
@@ -166,10 +166,9 @@ def _one_of(values: list[float]) -> float:
 
 def _held(labels: Labels, label: str) -> float:
     try:
-        value = float(dict(labels)[label])
+        return counted(float(dict(labels)[label]))
     except (KeyError, ValueError):  # "None" before the memory was measured
         return math.nan
-    return value if 0 <= value < math.inf else math.nan
 
 
 def first_told(alternatives: Iterable[str], samples: Samples) -> Expression | None:

@@ -178,7 +178,7 @@ sglang:generation_tokens_total{model_name="m"} 7
     assert sum(alone.of(Engine("m", "0")).counters["generation_tokens"].values()) == 7
 
 
-@pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf", "Inf", "-1", "1e999"])
+@pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf", "Inf", "-1", "1e999", "1e31"])
 def test_what_is_no_count_is_not_told(value: str) -> None:
     page = f"""{RUNNING}{{engine="0"}} {value}
 vllm:num_requests_waiting{{engine="0"}} 3
