@@ -170,8 +170,10 @@ class Space:
             node = Node(hash_from_builtin(came))
             space.nodes[node.hash] = node
             order.append(node)
-            node.media, node.lora, node.size, node.time = media[medium], loras[lora], size, time
-            node.placed = placed
+            node.media, node.lora, node.size, node.time = (
+                media[medium], loras[lora], counted(size), moment(time),
+            )  # fmt: skip
+            node.placed = bool(placed)
             if parent is not None:
                 _link(node, order[parent])
             for one in node.media:
@@ -184,11 +186,11 @@ class Space:
         for index in state["gone"]:
             order[index].gone = True
         for index, medium, count in state["copies"]:
-            space.copies[order[index].hash, medium] = count
+            space.copies[order[index].hash, _name(medium)] = counted(count)
         for key in state["removed"]:
             space.removed[short(hash_from_builtin(key))] = None
         for name in COUNTED:
-            setattr(space, name, state[name])
+            setattr(space, name, counted(state[name]))
         return space
 
     def _parents_first(self) -> list[Node]:
@@ -295,6 +297,20 @@ class Space:
 def short(block_hash: BlockHash) -> int:
     """Eight bytes of a hash, to remember it by and to order equals."""
     return block_hash if isinstance(block_hash, int) else int.from_bytes(block_hash[:8], "big")
+
+
+def counted(came: Any) -> int:
+    """A count in a state. Raises ValueError."""
+    if not isinstance(came, int) or not 0 <= came < 1 << 63:
+        raise ValueError(f"a count is wanted, {came!r} came")
+    return came
+
+
+def moment(came: Any) -> float:
+    """A time in a state. Raises ValueError."""
+    if not isinstance(came, int | float):
+        raise ValueError(f"a time is wanted, {came!r} came")
+    return float(came)
 
 
 def _name(came: Any) -> str | None:

@@ -14,7 +14,7 @@ from heapq import nsmallest
 from typing import Any
 
 from servers.kv_events import AllBlocksCleared, BadEvents, Batch, BlockHash, BlockStored, Message, Missed, Restarted
-from servers.kv_nodes import Space, short
+from servers.kv_nodes import Space, counted, moment, short
 from servers.kv_runs import Line, Run, lines_of
 
 __all__ = ["Churn", "KvTree", "Run"]
@@ -174,10 +174,15 @@ class KvTree:
         tree = cls()
         try:
             for name in _STATE:
-                setattr(tree, f"_{name}", state[name])
+                came = state[name]
+                if name == "doubtful_since":
+                    came = None if came is None else moment(came)
+                else:
+                    came = moment(came) if name == "time" else counted(came)
+                setattr(tree, f"_{name}", came)
             for rank, group, space in state["spaces"]:
                 tree._spaces[rank, group] = Space.from_state(space)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise BadEvents(f"not the state of a tree: {error!r}") from None
         return tree
 

@@ -50,7 +50,7 @@ def read_slots(payload: bytes) -> tuple[Slot, ...]:
         raise ValueError(f"an answer of /slots of {len(payload):,} bytes; at most {MAX_BYTES:,} are read")
     try:
         rows = _DECODER.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # the latter: brackets in brackets in brackets
         raise ValueError(f"cannot read the answer of /slots: {error}") from None
     if len(rows) > MAX_SLOTS:
         raise ValueError(f"an answer of /slots with {len(rows):,} slots; at most {MAX_SLOTS:,} are read")

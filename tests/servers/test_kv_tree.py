@@ -307,6 +307,12 @@ def test_a_copy_stays_as_it_was_and_a_state_goes_on_without_tokens():
         lambda state: state["spaces"][0][2].update(media=[[[]]]),
         lambda state: state["spaces"][0][2].update(size=[4, "4"]),
         lambda state: state["spaces"][0][2].update(gone=[99]),
+        lambda state: state["spaces"][0][2].update(evicted="1"),
+        lambda state: state["spaces"][0][2].update(time=[1.0, None]),
+        lambda state: state["spaces"][0][2].update(copies=[[0, None, "2"]]),
+        lambda state: state.update(changes=1.5),
+        lambda state: state.update(unknown_events=-1),
+        lambda state: state.update(doubtful_since="now"),
     ],
 )
 def test_a_state_that_no_tree_made_is_refused(spoil):

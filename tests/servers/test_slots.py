@@ -68,7 +68,18 @@ def test_nothing_of_a_slot_is_text() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"no", b"{}", b'{"error":{"code":501}}', b"[1]", b'[{"n_ctx":1}]', b'[{"id":"x"}]', b'[{"id":1.5}]', b"\xff"],
+    [
+        b"",
+        b"no",
+        b"{}",
+        b'{"error":{"code":501}}',
+        b"[1]",
+        b'[{"n_ctx":1}]',
+        b'[{"id":"x"}]',
+        b'[{"id":1.5}]',
+        b"\xff",
+        b"[" * 9_999,
+    ],
 )
 def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
     with pytest.raises(ValueError, match="cannot read the answer of /slots"):
