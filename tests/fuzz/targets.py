@@ -47,6 +47,8 @@ from loadgen.sse import EventParser
 from loadgen.stop_rules import parse_rule
 from loadgen.traces.model import TraceError
 from loadgen.traces.reading import Format
+from servers.kv_events import BadEvents
+from tests.fuzz import server_readers
 from tests.fuzz.target import Target, Wrong, jsons
 from tests.fuzz.trace_readers import lengths_seeds, read_lengths, read_trace_as, trace_seeds
 from tests.loadgen.results.sample_runs import completed, failed, header, write_run
@@ -490,6 +492,22 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("trace-lengths", lengths_seeds, read_lengths, (LengthsError,)),
     Target("recording", _stream_seeds, _read_recording, (RecordingError,), may_be_zipped=True),
+    Target(
+        "source-recording",
+        server_readers.recording_seeds,
+        server_readers.read_sources,
+        (RecordingError,),
+        may_be_zipped=True,
+    ),
+    Target(
+        "metrics-page",
+        server_readers.page_seeds,
+        server_readers.read_page,
+        (ValueError,),
+        (b"vllm:", b"_bucket{le=", b"NaN", b"+Inf", b"-1e400", b"# TYPE "),
+    ),
+    Target("kv-events", server_readers.kv_seeds, server_readers.read_kv, (BadEvents,), binary=True),
+    Target("slots", server_readers.slots_seeds, server_readers.read_rows, (ValueError,)),
     Target("step-stream", _stream_seeds, _read_stream, FEED_ERRORS),
     Target("gguf-head", _gguf_seeds, _read_gguf_head, (ModelError,), binary=True),
     Target("gguf-file", _gguf_seeds, _read_gguf_file, (ModelError,), binary=True),

@@ -20,9 +20,17 @@ SPACING = 256 << 10  # bytes of messages from one keyframe to the next at least;
 CHURN_EVERY = 1.0  # seconds between two counts of churn
 CHURN_COST, STANDING_COST = 300, 200  # bytes, about
 
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(dict[str, object]).decode
-_unpack_all = msgspec.msgpack.Decoder(list[dict[str, object]]).decode
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, object]).decode
+_decode_all = msgspec.msgpack.Decoder(list[dict[str, object]]).decode
+
+
+def _pack(value: object) -> bytes:
+    """Raises ValueError for numbers that no program sends."""
+    try:
+        return _encode(value)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"a number is too large: {error}") from None
 
 
 @dataclass(slots=True)
@@ -34,19 +42,17 @@ class _Chunk:
     raw: int = 0  # bytes of messages
     packed: bytes = b""
 
-    def add(self, seq: int, payload: dict[str, object]) -> int:
-        """Returns the message's bytes, uncompressed."""
+    def add(self, seq: int, payload: dict[str, object], size: int) -> None:
+        """`size`: the message's bytes, uncompressed."""
         self.seqs.append(seq)
         self.open.append(payload)
-        size = len(_pack(payload))
         self.raw += size
-        return size
 
     def close(self) -> None:
         self.packed, self.open = zlib.compress(_pack(self.open), 1), []
 
     def messages(self) -> list[dict[str, object]]:
-        return _unpack_all(zlib.decompress(self.packed)) if self.packed else self.open
+        return _decode_all(zlib.decompress(self.packed)) if self.packed else self.open
 
     @property
     def size(self) -> int:
@@ -65,7 +71,7 @@ class _Reel:
     chunks: list[_Chunk] = field(default_factory=list)
 
     def restore(self) -> KvTree:
-        return KvTree.from_state(_unpack(zlib.decompress(self.state))) if self.state else KvTree()
+        return KvTree.from_state(_decode(zlib.decompress(self.state))) if self.state else KvTree()
 
     @property
     def size(self) -> int:
@@ -108,7 +114,8 @@ class KvTape:
         return tuple(reel.seq for reel in self._reels)
 
     def take(self, seq: int, time: float, item: KvMessage, message: Message) -> None:
-        """Fold a message; `time` is the moment on the watcher's clock."""
+        """Fold a message; `time` is the moment on the watcher's clock. Raises ValueError where it cannot be kept."""
+        size = len(_pack(item.payload))
         self.tree.take(message)
         self._heard += 1
         if self._since[-1][1] is None:
@@ -123,7 +130,8 @@ class KvTape:
         reel = self._reels[-1]
         if not reel.chunks or reel.chunks[-1].packed:
             reel.chunks.append(_Chunk())
-        reel.raw += reel.chunks[-1].add(seq, item.payload)
+        reel.chunks[-1].add(seq, item.payload, size)
+        reel.raw += size
         if reel.chunks[-1].raw >= CHUNK:
             reel.chunks[-1].close()
         if reel.raw >= max(SPACING, reel.state_raw):
@@ -143,10 +151,12 @@ class KvTape:
 
     def set(self, seq: int, item: KvState) -> None:
         """Go on from a tree as it was when a recording began. Raises ValueError where it cannot be one."""
-        self.tree, self._heard = KvTree.from_state(item.state), item.heard
+        tree = KvTree.from_state(item.state)
+        state = _pack(tree.to_state())
+        self.tree, self._heard = tree, item.heard
         self._since.append((seq, item.since))
         self.stand(seq, "live" if item.heard else "connecting", "")
-        self._open_reel(seq, _pack(item.state))
+        self._open_reel(seq, state)
 
     def state(self, source: int, time: float) -> tuple[KvState | KvLink, ...]:
         """What makes a fresh one what this is now, but for its past."""

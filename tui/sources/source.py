@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from servers.kv_events import AllBlocksCleared, BadEvents, Heard, Message, Missed, Restarted, from_builtins
+from servers.kv_events import AllBlocksCleared, Heard, Message, Missed, Restarted, from_builtins
 from servers.looks import Look, Looks
 from servers.reading import read
 from tui.sources.items import FORMAT, Failed, FailedPhase, Item, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
@@ -216,10 +216,10 @@ class Source:
         kv = self.tape.kv(item.endpoint)
         try:
             message = from_builtins(item.payload)
-        except BadEvents as error:
+            kv.take(self.items, self.tape.now, item, message)
+        except ValueError as error:
             kv.stand(self.items, "failing", f"a message cannot be read: {error}")
             return
-        kv.take(self.items, self.tape.now, item, message)
         if words := _of_note(message):
             self._tell(words)
 
