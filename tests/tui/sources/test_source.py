@@ -12,7 +12,7 @@ from servers.reading import lines_known
 from tests.servers.pages import EngineFigures, page
 from tests.tui.sources.heard import BEGIN, Chance, fold, take, told
 from tui.sources import kv_tape
-from tui.sources.items import Failed, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
+from tui.sources.items import Failed, KvLink, KvMessage, KvState, Scrape, Slot, Slots, SourceHead
 from tui.sources.source import NEWS_SHOWN
 from tui.sources.tape import NotKept
 
@@ -191,9 +191,15 @@ def test_kv_endpoints_stand_as_they_were_told():
     assert [(time, churn.stored, churn.cleared) for time, churn in now.kv[0].churned] == [
         (BEGIN + 1, 2, 0), (BEGIN + 2, 2, 1),
     ]  # fmt: skip
-    take(source, clock, KvMessage(0, BEGIN + 3, one, {"kind": "of a later version"}))
+    heard = told(source.view())["kv"][0][5:]
+    for payload in ({"kind": "of a later version"}, {"kind": "missed", "first": 1, "last": 1 << 70}):
+        take(source, clock, KvMessage(0, BEGIN + 3, one, payload))
+        assert told(source.view())["kv"][0][5:] == heard
     assert source.view().kv[0].phase == "failing"
     assert "a message cannot be read" in source.view().kv[0].detail
+    take(source, clock, KvState(0, BEGIN + 4, one, 3, None, {"heard": "what"}))
+    assert "its tree cannot be read" in source.view().kv[0].detail
+    assert told(source.view())["kv"][0][5:] == heard
 
 
 def test_what_a_person_would_stop_at():
