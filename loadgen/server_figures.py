@@ -38,12 +38,10 @@ class _Level:
 class Levels:
     """Each gauge of a server and of each of its engines, over all looks that told it, in memory that does not grow."""
 
-    engines: dict[Engine, None] = field(default_factory=dict)
     _levels: dict[tuple[Engine | None, str], _Level] = field(default_factory=dict)
 
     def take(self, reading: Reading) -> None:
         """Count a look in."""
-        self.engines |= dict.fromkeys(reading.engines)
         for term, total in reading.totals().items():
             self._add(None, term, total)
         for term in GAUGES:

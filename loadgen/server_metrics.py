@@ -22,6 +22,7 @@ from servers.reading import Reading, read
 from servers.terms import Engine
 
 EVERY = 1.0  # seconds between looks
+SOON = 0.2  # of that, to the first one
 TIMEOUT = 5.0  # seconds of one look, of all at the beginning, and of all at the end
 LONGEST_PAGE = 1 << 25  # bytes
 _SETTLE = 0.1  # seconds: some servers count a request's tokens a moment after they have answered it
@@ -90,12 +91,12 @@ async def scrape(http: aiohttp.ClientSession, where: str, *, histograms: bool = 
 class _Seen:
     """What the looks of a run came to, beside the gauges."""
 
-    looks: int = 1
+    newest: Reading
+    looks: int = 0
     failed: int = 0
     why_failed: str = ""  # the last time
     slowest: float = 0.0  # seconds
     restarts: list[float] = field(default_factory=list)  # seconds since the beginning
-    newest: Reading | None = None
 
 
 class ServerMetrics:
@@ -104,8 +105,7 @@ class ServerMetrics:
     def __init__(self, http: aiohttp.ClientSession, where: str, first: Reading, every: float) -> None:
         self._http, self.where, self.first = http, where, first
         self._began = time.monotonic()
-        self._levels, self._seen = Levels(), _Seen(newest=first)
-        self._levels.take(first)
+        self._levels, self._seen = Levels(), _Seen(first)
         self._looking = asyncio.create_task(self._look(every))
 
     @classmethod
@@ -116,7 +116,7 @@ class ServerMetrics:
 
     @property
     def looks(self) -> int:
-        """That brought something."""
+        """That brought something, while requests may have run: the first and the last are of before and after."""
         return self._seen.looks
 
     @property
@@ -129,24 +129,26 @@ class ServerMetrics:
         return self._seen.restarts
 
     async def _look(self, every: float) -> None:
-        looks = 0
+        """First soon: a run may be short. A look that took long leaves out the next ones."""
+        due = every * SOON
         while True:
-            looks = max(looks + 1, math.ceil((time.monotonic() - self._began) / every))
-            await asyncio.sleep(self._began + looks * every - time.monotonic())
+            await asyncio.sleep(self._began + due - time.monotonic())
+            due = max(math.floor(due / every) + 1, math.ceil((time.monotonic() - self._began) / every)) * every
             began = time.monotonic()
             try:
-                self._take(await scrape(self._http, self.where, histograms=False))
+                reading = await scrape(self._http, self.where, histograms=False)
+                self._follow(reading)
+                self._levels.take(reading)
+                self._seen.looks += 1
             except NoMetrics as error:
                 self._seen.failed += 1
                 self._seen.why_failed = str(error)
             self._seen.slowest = max(self._seen.slowest, time.monotonic() - began)
 
-    def _take(self, reading: Reading) -> None:
-        """Count a look in. A counter that fell began anew: what it had reached before is lost."""
+    def _follow(self, reading: Reading) -> None:
+        """A counter that fell began anew: what it had reached before is lost."""
         seen = self._seen
-        self._levels.take(reading)
-        seen.looks += 1
-        if seen.newest is not None and measure(seen.newest, reading, 1.0).restarted:
+        if measure(seen.newest, reading, 1.0).restarted:
             seen.restarts.append(round(time.monotonic() - self._began, 3))
         seen.newest = reading
 
@@ -156,20 +158,20 @@ class ServerMetrics:
         if not self._looking.cancelled():
             self._looking.result()  # raises what went wrong
         seconds = time.monotonic() - self._began
-        seen, looks, last, lost = self._seen, self._seen.looks, None, ""
+        seen, last, lost = self._seen, None, ""
         try:
             last = await self._settled()
         except NoMetrics as error:
             lost = str(error)
         else:
-            self._take(last)
+            self._follow(last)
         dialect = next(dialect for dialect in DIALECTS if dialect.kind == self.first.kind)
         figures: Figures = {
             "names_of": self.first.kind,
             "version": (last or self.first).facts.get("version"),
             "where": self.where,
             "seconds": seconds,
-            "looks": looks,
+            "looks": seen.looks,
             "failed_looks": seen.failed,
             "why_failed": seen.why_failed,
             "slowest_look_s": seen.slowest,
@@ -190,13 +192,14 @@ class ServerMetrics:
 
     def _engines(self, last: Reading | None, seconds: float) -> list[Figures]:
         """Each engine by itself, where a server has several."""
-        if len(self._levels.engines) < 2:
+        engines = sorted({*self.first.engines, *(last or self.first).engines})
+        if len(engines) < 2:
             return []
         return [
             {"model": engine.model, "rank": engine.rank}
             | growth(self._measured(last, seconds, engine))
             | self._levels.figures(engine)
-            for engine in sorted(self._levels.engines)
+            for engine in engines
         ]
 
     async def _settled(self) -> Reading:
