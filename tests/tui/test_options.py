@@ -183,3 +183,8 @@ def test_keys_are_taken_off_the_command_line_of_a_page():
         "--admin-key-file",
     ]
     assert without_options(arguments, options) == ["--web", "--theme", "mono"]
+
+
+def test_secrets_of_servers_are_taken_off_it_too():
+    given = ["--api-key", "a", "--header=X: b", "--url", "http://h", "--header", "Y: c", "--api-key-file", "d"]
+    assert without_options(given, cli._SECRET) == ["--url", "http://h"]

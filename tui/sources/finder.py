@@ -9,7 +9,7 @@ import msgspec
 
 from servers.dialects import BY_KIND, DIALECTS
 from servers.reading import read
-from tui.sources.http import Answer, Http, NoAnswer
+from tui.sources.http import Answer, Http, NoAnswer, TooMuch
 from tui.sources.items import FailedPhase
 
 VERSION_SECONDS = 3.0  # for what is not worth waiting for
@@ -60,7 +60,7 @@ async def find(http: Http) -> Found | NotFound:
         try:
             answer = await http.get(path)
         except NoAnswer as error:
-            return NotFound(http.now(), "failing", str(error))
+            return NotFound(http.now(), "foreign" if isinstance(error, TooMuch) else "failing", str(error))
         answers.append((path, answer))
         if answer.status == 200:
             try:

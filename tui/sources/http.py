@@ -24,6 +24,10 @@ class NoAnswer(Exception):
     """Nothing came that could be read; the message says why."""
 
 
+class TooMuch(NoAnswer):
+    """What came is longer than any page of metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came, at `time` on the watcher's clock, `took` seconds after it was asked for. `moved`: to where it
@@ -68,7 +72,7 @@ class Http:
     async def get(self, path: str, timeout: float | None = None) -> Answer:
         """What is at a path, whole and unpacked.
 
-        Raises NoAnswer where nothing came, too late, or more than `MAX_ANSWER` bytes.
+        Raises NoAnswer where nothing came, or too late, and TooMuch beyond `MAX_ANSWER` bytes.
         """
         limit = self._timeout if timeout is None else timeout
         began = self._clock()
@@ -81,7 +85,7 @@ class Http:
                 async for chunk in response.aiter_bytes():
                     body += chunk
                     if len(body) > MAX_ANSWER:
-                        raise NoAnswer(f"it answers with more than {MAX_ANSWER >> 20} MiB")
+                        raise TooMuch(f"it answers with more than {MAX_ANSWER >> 20} MiB")
         except TimeoutError:
             raise NoAnswer(f"no whole answer within {limit:g} s" if body else f"no answer within {limit:g} s") from None
         except httpx.HTTPError as error:

@@ -17,7 +17,7 @@ from servers.kv_events import to_builtins
 from servers.reading import lines_known
 from servers.slots import read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
-from tui.sources.http import Answer, Http, NoAnswer
+from tui.sources.http import Answer, Http, NoAnswer, TooMuch
 from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
 from tui.sources.targets import HttpSettings, KvEndpoint, Target
 
@@ -85,6 +85,8 @@ class Poller:
         try:
             answer = await http.get(found.path)
         except NoAnswer as error:
+            if isinstance(error, TooMuch):  # not to be read again and again
+                self._found = None
             self._fail(http.now(), "failing", str(error))
             return self._every
         if answer.status == 200:

@@ -92,7 +92,7 @@ async def test_nothing_there_and_nothing_coming(monkeypatch):
         monkeypatch.setattr("tui.sources.http.MAX_ANSWER", 1 << 20)
         server.mode = "endless"
         outcome = await look(server)
-        assert (outcome.phase, outcome.reason) == ("failing", "it answers with more than 1 MiB")
+        assert (outcome.phase, outcome.reason) == ("foreign", "it answers with more than 1 MiB")
     outcome = await look(server)
     assert (outcome.phase, outcome.reason) == ("failing", "nothing answers there")
 

@@ -56,7 +56,8 @@ async def test_it_tells_who_it_is_and_then_each_page_without_what_nobody_reads()
         assert not of(items, Failed)
 
 
-async def test_a_server_that_hangs_holds_up_nobody():
+async def test_a_server_that_hangs_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr("tui.sources.poller.LEAST_TIMEOUT", 600.0)
     async with StandIn() as hanging, StandIn("sglang") as fine:
         hanging.mode = "hang"
         async with polling(target(hanging.url), target(fine.url)) as (stuck, going):
@@ -129,17 +130,30 @@ async def test_another_server_on_the_same_page():
         assert not of(items, Failed)
 
 
-async def test_what_is_foreign_is_asked_rarely_and_is_found_once_it_tells(monkeypatch):
-    monkeypatch.setattr("tui.sources.poller.FOREIGN_SECONDS", 0.3)
+async def test_what_is_foreign_is_found_once_it_tells(monkeypatch):
+    monkeypatch.setattr("tui.sources.poller.FOREIGN_SECONDS", 0.1)
     async with StandIn("sglang") as server:
         server.mode = "none"
         async with polling(target(server.url)) as (items,):
             await until(lambda: len(of(items, Failed)) >= 2)
             assert {item.phase for item in of(items, Failed)} == {"foreign"}
-            assert of(items, Failed)[1].time - of(items, Failed)[0].time > 0.2
             server.mode = "ok"
             await until(lambda: of(items, Scrape))
             assert of(items, SourceHead)[-1].kind == "sglang"
+
+
+async def test_a_page_without_end_is_read_rarely(monkeypatch):
+    monkeypatch.setattr("tui.sources.http.MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr("tui.sources.poller.FOREIGN_SECONDS", 600.0)
+    async with StandIn() as server, polling(target(server.url)) as (items,):
+        await until(lambda: of(items, Scrape))
+        server.mode = "endless"
+        await until(lambda: len(of(items, Failed)) >= 2)
+        told = [(item.phase, item.reason) for item in of(items, Failed)]
+        assert told == [("failing", "it answers with more than 1 MiB"), ("foreign", "it answers with more than 1 MiB")]
+        asked = server.metrics_asked
+        await asyncio.sleep(10 * EVERY)
+        assert server.metrics_asked == asked
 
 
 async def test_slots_of_llama_cpp_without_prompts():
