@@ -26,6 +26,7 @@ from tui.keys import SCRUB, offered
 from tui.look import Look
 from tui.operator import Operator
 from tui.panels import sets
+from tui.panels.line import clean
 from tui.question import Question
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
 from tui.session import Session
@@ -139,8 +140,9 @@ class PagedTop(App[int]):
         self.recorder.check()
         shown, now = self.shown, self.attached.clock()
         records, seen = shown.heard, (shown, shown.standing, self._notice, self.focus_now)
-        due = seen != self._seen or now - self._read_at >= (READ_SECONDS if records != self._records else IDLE_SECONDS)
-        if due or records != self._records:
+        news = records != self._records
+        due = seen != self._seen or now - self._read_at >= (READ_SECONDS if news else IDLE_SECONDS)
+        if due or (news and shown.moving):
             self._seen, self._records = seen, records
             self.draw_frame(shown.moving if not due else None)
 
@@ -261,7 +263,7 @@ class PagedTop(App[int]):
                 self.scrub.to(seq)
                 self._follow()
             case commands.Replay(action, speed):
-                self.run_worker(self._replay(action, speed), group="control")
+                self.run_worker(self._replay(self.steps, action, speed), group="control")
             case commands.Open(server):
                 await self._open(server)
             case commands.Ask():
@@ -289,7 +291,7 @@ class PagedTop(App[int]):
         if ask is None:
             return
         if ask.what.startswith(_CANCEL):
-            if text.lower() in ("y", "yes"):
+            if text.lower() in ("y", "yes") and isinstance(self.shown, Steps):  # still
                 self.run_worker(self.operator.cancel(ask.what.removeprefix(_CANCEL)), group="control")
             else:
                 self.say("nothing was cancelled")
@@ -449,13 +451,11 @@ class PagedTop(App[int]):
 
     def action_replay(self) -> None:
         running = self.session.replay is not None and self.session.replay.running
-        self.run_worker(self._replay("stop" if running else "start", 1.0), group="control")
+        self.run_worker(self._replay(self.steps, "stop" if running else "start"), group="control")
 
-    async def _replay(self, action: Literal["start", "stop", "speed"], speed: float = 1.0) -> None:
-        if not self.operator.able():
-            return
-        words, bad = await self.session.steer_replay(action, speed)
-        self.say(words, bad)
+    async def _replay(self, steps: Steps, action: Literal["start", "stop", "speed"], speed: float = 1.0) -> None:
+        if steps.operator.able():
+            self.say(*await steps.session.steer_replay(action, speed))
 
     def get_system_commands(self, screen: Screen[Any]) -> Any:
         """The command palette: every key by what it does, and the themes."""
@@ -464,11 +464,16 @@ class PagedTop(App[int]):
             idle = key.replays and frame.status.playing is None
             if not idle and not (key.sends and frame.status.readonly) and key.action != "command_palette":
                 yield SystemCommand(f"{key.does} ({key.shown})", f"the key {key.shown}", self._runner(key.keys))
+        for server in frame.fleet.servers if frame.fleet is not None else ():
+            yield SystemCommand(f"open {clean(server.name)}", clean(server.url), self._opener(server.name))
         for name in THEMES:
             yield SystemCommand(f"theme {name}", "colours of the screen", self._themer(name))
 
     def _runner(self, keys: str) -> Any:
         return lambda: self.call_later(self.press, keys.split(",")[0])
+
+    def _opener(self, server: str) -> Any:
+        return lambda: self.call_later(self.perform, commands.Open(server))
 
     def _themer(self, name: str) -> Any:
         return lambda: self.set_theme(name)

@@ -36,6 +36,7 @@ class Operator:
 
     def __init__(self, session: Session, readonly: bool, tell: Tell) -> None:
         self.readonly = readonly
+        self.ended = False  # the engine was let go of: what still waits is not sent
         self.made: list[Made] = []
         self.tried: tuple[Made, ...] = ()  # and taken back: not to be suggested again
         self._session = session
@@ -56,7 +57,9 @@ class Operator:
         return fold.control
 
     def able(self) -> bool:
-        """Whether anything may be sent; tells why not."""
+        """Whether anything may be sent; tells why not, while there is a screen to tell it on."""
+        if self.ended:
+            return False
         if self.readonly:
             self._tell("readonly: nothing is sent", True)
         elif self._session.player is not None:

@@ -15,7 +15,7 @@ from tui import figures
 from tui.focus import FleetFocus
 from tui.look import Look
 from tui.panels.line import clean
-from tui.sources.fleet import Row, Totals, pace
+from tui.sources.fleet import Row, Totals, pace, series
 from tui.sources.view import Phase
 
 Value = str | float | None  # None: not told
@@ -256,7 +256,7 @@ def plot(row: Row, cells: int, look: Look) -> str:
     bars = look.glyphs.bars
     live = LIVE["generation_tokens"]
     term = live if row.server.looks.tells(live) else "generation_tokens"
-    values = row.server.looks.series(term, row.seconds, cells)
+    values = series(row, term, cells)
     most = max((value for value in values if value is not None), default=0.0)
     return "".join(
         " " if value is None else bars[math.ceil(value / most * len(bars)) - 1 if value > 0 else 0] for value in values

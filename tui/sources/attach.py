@@ -251,6 +251,7 @@ class Attach:
         self._steps = self._following = None
         if steps is None:
             return
+        steps.operator.ended = True
         steps.recorder.stop()
         self.finished += steps.recorder.finished
         self._end(following, steps.session)

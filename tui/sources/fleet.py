@@ -106,6 +106,16 @@ def _measures(looks: Looks, newest: float, seconds: float) -> Measures | None:
     return Measures(0.0, look.reading.totals(), parts=max(1, len(look.reading.engines)))
 
 
+def series(row: Row, term: str, cells: int) -> tuple[float | None, ...]:
+    """What the plot of a row has in each of so many parts of its window."""
+    return _series(row.server.looks, _newest(row.server.looks), term, row.seconds, cells)
+
+
+@lru_cache(maxsize=KEPT)
+def _series(looks: Looks, newest: float, term: str, seconds: float, cells: int) -> tuple[float | None, ...]:
+    return tuple(looks.series(term, seconds, cells))
+
+
 @lru_cache(maxsize=8)
 def _together(heard: tuple[tuple[Looks, float], ...], seconds: float) -> tuple[tuple[Measures, ...], Measures]:
     parts = [_measures(looks, newest, seconds) for looks, newest in heard]

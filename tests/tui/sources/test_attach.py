@@ -179,10 +179,13 @@ async def test_a_fleet_with_a_real_engine_is_opened_and_left_while_it_is_polled_
             await screen.until(lambda: server.metrics_asked >= looks + 3)
             await screen.press("m")  # an engine that is opened can be steered
             await screen.until(lambda: "batching is static" in screen.text("footer"))
+            left = screen.app.operator
             await screen.press("escape")
             assert screen.kind == "fleet"
             await screen.until(lambda: not screen.attach._ending)
             assert session.feed.engine._http.is_closed
+            await left.change({"batching": "continuous"})  # that waited: it is not sent any more
+            assert [made.after for made in left.made] == [{"batching": "static"}]
             await screen.press("down", "enter")
             assert screen.kind == "server"
             await screen.until(lambda: "running 7" in screen.text("header"))

@@ -183,6 +183,8 @@ async def opens_the_palette(screen, key):
     offers = [command.title for command in screen.app.get_system_commands(screen.app.screen)]
     assert not any("batching" in offer or "replay" in offer or "half as fast" in offer for offer in offers)
     assert any("freeze" in offer for offer in offers)
+    opens = [f"open {name}" for name in NAMES] if screen.app.shown.kind == "fleet" else []
+    assert [offer for offer in offers if offer.startswith("open ")] == opens
     await screen.press(key)
     assert len(screen.app.screen_stack) == 2
     await screen.press("escape")
