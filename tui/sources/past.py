@@ -42,15 +42,16 @@ class SourcesScrub:
         self._moment = 0.0  # that is shown, on the sources' clock
         self._pace: Source | None = None  # whose looks are counted
         self._seqs: dict[int, int] = {}  # the item after which each server is shown, by the server's number
-        self._views: dict[int, ServerView] = {}  # of that moment, as far as they were asked for
+        self._views: dict[tuple[int, bool], ServerView] = {}  # of that moment, with KV trees or without, as asked for
 
     @property
     def fleet(self) -> FleetView | None:
-        """All servers, in the order in which they were named; None where there are none yet."""
+        """All servers, in the order in which they were named; None where there are none. Those of the past are without
+        KV trees: see `server`."""
         if not self._sources:
             return None
         now = self._clock() if self.seq is None else self._moment
-        return FleetView(tuple(self._view(source, now) for source in self._sources), now)
+        return FleetView(tuple(self._view(source, now, kv=False) for source in self._sources), now)
 
     def server(self, source: Source) -> ServerView:
         """One of them, at the moment that is shown."""
@@ -211,16 +212,16 @@ class SourcesScrub:
         self.seq = pace.tape.look_number(seq)
         self._views = {}
 
-    def _view(self, source: Source, now: float) -> ServerView:
+    def _view(self, source: Source, now: float, kv: bool = True) -> ServerView:
         if self.seq is None:
             return source.view(now=now)
-        view = self._views.get(source.number)
+        view = self._views.get((source.number, kv))
         if view is None:
             try:
-                view = source.view(self._seqs[source.number], now)
+                view = source.view(self._seqs[source.number], now, kv)
             except (NotKept, KeyError):
                 self.release()
                 self._tell("what was paused is not kept any more", True)
                 return source.view()
-            self._views[source.number] = view
+            self._views[source.number, kv] = view
         return view

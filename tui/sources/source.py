@@ -84,17 +84,19 @@ class Source:
         if self.listener is not None:
             self.listener(item)
 
-    def view(self, seq: int | None = None, now: float | None = None) -> ServerView:
+    def view(self, seq: int | None = None, now: float | None = None, kv: bool = True) -> ServerView:
         """The picture now, or as it was after item `seq`, at `now` (default: when that item was heard).
 
-        KV trees of an earlier picture change with the next question. Raises LookupError where it is not kept.
+        KV trees of an earlier picture change with the next question; without `kv` there are none, for they take their
+        time to be had again. Raises LookupError where it is not kept.
         """
         tape = self.tape
         if seq is None:
-            seq, looks, standing, kv = self.items, self._looks_now(), self._standing, tape.kv_views()
+            seq, looks, standing, trees = self.items, self._looks_now(), self._standing, tape.kv_views()
             now = self._clock() if now is None else now
         else:
-            looks, standing, kv = tape.looks(seq), tape.standing(seq), tape.kv_views(seq)
+            looks, standing = tape.looks(seq), tape.standing(seq)
+            trees = tape.kv_views(seq) if kv else ()
             now = tape.time(seq) if now is None else now
         return ServerView(
             standing.name,
@@ -106,7 +108,7 @@ class Source:
             seq,
             looks,
             tape.restarts(seq, standing.since),
-            kv,
+            trees,
             standing.slots,
         )
 
