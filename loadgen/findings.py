@@ -16,7 +16,7 @@ def with_found(
 ) -> ServerFacts:
     """Facts with what a whole answer of at most `asked` tokens shows."""
     found = findings(response, endpoint, settings, asked)
-    differs = dict.fromkeys((*facts.differs, *differences(facts.quirks, found)))
+    differs = dict.fromkeys((*facts.differs, *differences(facts.quirks, found, endpoint)))
     return msgspec.structs.replace(facts, found={**facts.found, **found}, differs=tuple(differs))
 
 
@@ -46,11 +46,12 @@ def _cached_in(response: Response) -> CachedIn:
     return CachedIn.NOWHERE if response.cached_tokens is None else CachedIn.TIMINGS
 
 
-def differences(quirks: Quirks, found: dict[str, str | bool]) -> list[str]:
+def differences(quirks: Quirks, found: dict[str, str | bool], endpoint: Endpoint) -> list[str]:
     """What is not as it is known of that kind, in words."""
     told = []
-    if quirks.usage is not None and found.get("done") is not None and found["usage"] != quirks.usage:
-        told.append(f"tokens are told in {found['usage']}, not in {quirks.usage}")
+    usage = quirks.usage if endpoint is Endpoint.CHAT else quirks.usage_of_completions
+    if usage is not None and "done" in found and found["usage"] != usage:
+        told.append(f"tokens are told in {found['usage']}, not in {usage}")
     if quirks.cached is not None and not quirks.cached_flag and found["cached"] != quirks.cached:
         told.append(f"cached tokens are told in {found['cached']}, not in {quirks.cached}")
     if quirks.done is not None and found.get("done", quirks.done) != quirks.done:

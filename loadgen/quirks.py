@@ -64,7 +64,8 @@ class Quirks:
     ignore_eos: IgnoreEos = IgnoreEos.OBEYED
     refuses_unknown: bool | None = False
     length_field: str = "max_tokens"
-    usage: UsageIn | None = UsageIn.APART
+    usage: UsageIn | None = UsageIn.APART  # of chats
+    usage_of_completions: UsageIn | None = UsageIn.APART
     opens_with_role: bool | None = True
     done: bool | None = True
     cached: CachedIn | None = CachedIn.USAGE
@@ -102,7 +103,7 @@ KINDS = (
         title="TGI",
         version="/info",
         ignore_eos=IgnoreEos.IGNORED,
-        usage=None,  # apart in chats, in the last chunk of completions
+        usage_of_completions=UsageIn.LAST,
         opens_with_role=False,
         cached=CachedIn.NOWHERE,
         tokenize=TokenizeBy.INPUTS,
@@ -131,6 +132,7 @@ KINDS = (
         title="llama.cpp",
         owner="llamacpp",
         version="/props",
+        usage_of_completions=UsageIn.LAST,
         cached=None,  # in `timings` since late 2025, in the usage since early 2026
     ),
     Quirks(
@@ -151,6 +153,7 @@ UNKNOWN = Quirks(
     ignore_eos=IgnoreEos.UNKNOWN,
     refuses_unknown=None,
     usage=None,
+    usage_of_completions=None,
     opens_with_role=None,
     done=None,
     cached=None,

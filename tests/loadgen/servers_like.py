@@ -165,8 +165,8 @@ class ServerLike(StandIn):
         events.append(_event({"delta": {}} if chat else {"text": ""}, chat, finish))
         if self.kind == "llama.cpp":
             timings = {"cache_n": cached, "prompt_n": computed, "prompt_ms": 1.5, "predicted_n": tokens}
-            if self.dated:
-                events[-1]["timings"] = timings
+            if self.dated or not chat:
+                events[-1] |= {"timings": timings} | ({} if self.dated else {"usage": usage})
                 return events
             if wants_usage:
                 events.append({"object": "chat.completion.chunk", "choices": [], "usage": usage, "timings": timings})

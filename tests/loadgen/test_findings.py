@@ -40,8 +40,8 @@ def test_an_answer_shorter_than_asked_shows_that_ignore_eos_has_no_effect() -> N
         CachedIn.TIMINGS,
         "stop",
     )
-    assert "ignore_eos has no effect" in differences(quirks_of("llama.cpp"), found)
-    assert "ignore_eos has no effect" not in differences(quirks_of("tgi"), found), "that is known"
+    assert "ignore_eos has no effect" in differences(quirks_of("llama.cpp"), found, Endpoint.CHAT)
+    assert "ignore_eos has no effect" not in differences(quirks_of("tgi"), found, Endpoint.CHAT), "that is known"
     assert "ignore_eos" not in findings(response, Endpoint.CHAT, Settings(file="t", ignore_eos=False), 2)
 
 
@@ -54,7 +54,9 @@ def test_what_is_as_known_differs_in_nothing(quirks: object) -> None:
         "done": True if known.done is None else known.done,
         "opens_with_role": bool(known.opens_with_role),
     }
-    assert differences(known, found) == []
+    assert differences(known, found, Endpoint.CHAT) == []
+    found["usage"] = known.usage_of_completions or UsageIn.NOWHERE
+    assert differences(known, found, Endpoint.COMPLETIONS) == []
 
 
 def test_what_two_endpoints_show_is_told_once() -> None:

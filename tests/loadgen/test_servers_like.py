@@ -85,7 +85,8 @@ async def test_prompts_of_exact_lengths(run: Runner, kind: Kind) -> None:
     (record,) = ran.records()
     assert (record.input_tokens, record.asked_input, record.output_tokens) == (40, 40, 2)
     assert told["summary"]["asked_input_mismatches"] == 0
-    assert told["server"]["found"]["usage"] == (UsageIn.LAST if kind == "tgi" else UsageIn.APART)
+    assert told["server"]["found"]["usage"] == (UsageIn.LAST if kind in ("tgi", "llama.cpp") else UsageIn.APART)
+    assert told["server"]["differs"] == []
     assert told["server"]["tokenize_by"] == quirks_of(kind).tokenize
 
 
