@@ -76,7 +76,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("model", "model of the engine that is started (default: smollm2-135m)", str, "NAME", play=False),
     Option("trace", "what a replay plays (default: traces/chat500.jsonl)", Path, "FILE", play=False),
     Option("speed", "how many times as fast as recorded (default: 1)", number(0.1, 1000.0), "X", 1.0, live=False),
-    Option("step", "begin at this step", whole(0, 1 << 62), "N", live=False),
+    Option("step", "begin at this step, of servers at this look at their metrics", whole(0, 1 << 62), "N", live=False),
     Option("theme", f"{', '.join(_THEMES)} (default: auto, by the terminal)", one_of(*_THEMES), "NAME", "auto"),
     Option("panel", f"begin with one panel over the whole screen: {', '.join(_PANELS)}", one_of(*_PANELS), "NAME"),
     Option("frames", "frames a second at most (default: 10)", number(0.5, 60.0), "N", 10.0),

@@ -59,12 +59,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Record `seq` of those kept, `first` to `last`; `behind` are the seconds from it to the newest."""
+    """Record `seq` of those kept, `first` to `last`; `behind` are the seconds from it to the newest.
+
+    `unit` is what is counted: steps, or looks at a server's metrics.
+    """
 
     first: int
     last: int
     seq: int
     behind: float
+    unit: Literal["step", "look"] = "step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ def _words(past: Past) -> tuple[str, str]:
     """What stands on the two sides of the bar, as wide at every step, so that the bar stays where it is."""
     wide = len(f"{past.last:,}")
     newer, back = past.last - past.seq, figures.seconds(past.behind)
-    return f" step {past.seq:>{wide},}  {past.first:,} ", f" {past.last:,}  {newer:>{wide},} since, {back:>8} back "
+    return (
+        f" {past.unit} {past.seq:>{wide},}  {past.first:,} ",
+        f" {past.last:,}  {newer:>{wide},} since, {back:>8} back ",
+    )
 
 
 def _bar_place(past: Past, width: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class SourcesScrub:
         tape = self._pace.tape
         newest = max(source.tape.now for source in self._sources)
         first = min(self._number(tape.look_seq(1)), self.seq)
-        return Past(first, max(tape.looks_seen, self.seq), self.seq, max(0.0, newest - self._moment))
+        return Past(first, max(tape.looks_seen, self.seq), self.seq, max(0.0, newest - self._moment), "look")
 
     def pause(self) -> None:
         """Hold the picture, or go back to the newest one; a recording stops and goes on."""

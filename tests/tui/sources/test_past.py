@@ -79,7 +79,7 @@ def test_steps_are_looks_of_the_server_in_front():
     moments = [highest := max(highest, time) for time in times]
     seen = front.tape.looks_seen
     scrub.by(-1)
-    assert (scrub.seq, scrub.past.last) == (seen - 1, seen)
+    assert (scrub.seq, scrub.past.last, scrub.past.unit) == (seen - 1, seen, "look")
     assert scrub.server(front).looks.newest.time == scrub.fleet.now
     scrub.goto("7")
     assert scrub.seq == 7
