@@ -6,10 +6,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from tui.recorder import LineWriter
-from tui.sources.items import Item, SourceHead, encode_item
+from tui.sources.items import Failed, Item, KvMessage, SourceHead, encode_item
 from tui.sources.redaction import Redaction
 from tui.sources.source import Source
+
+
+def _line(item: Item, redaction: Redaction) -> bytes:
+    """What is written of an item; of one that cannot be read, that it could not."""
+    try:
+        return encode_item(redaction.of(item))
+    except (ValueError, OverflowError, RecursionError) as error:
+        if isinstance(item, KvMessage):
+            return encode_item(redaction.of(msgspec.structs.replace(item, payload={"kind": "unreadable"})))
+        return encode_item(redaction.of(Failed(item.source, item.time, "failing", f"cannot be read: {error}")))
 
 
 class SourceRecorder(LineWriter[Item]):
@@ -27,9 +39,7 @@ class SourceRecorder(LineWriter[Item]):
     ) -> None:
         """Make the file; raises RecordingError where it exists already or cannot be made."""
         redaction = Redaction(secrets)  # used by the writer's thread alone
-        super().__init__(
-            path, lambda item: encode_item(redaction.of(item)), lambda item: not isinstance(item, SourceHead)
-        )
+        super().__init__(path, lambda item: _line(item, redaction), lambda item: not isinstance(item, SourceHead))
         self._sources = tuple(sources)
         states = [source.state(wall()) for source in self._sources]
         for state in states:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from servers import exposition
 from servers.kv_events import BlockStored, decode, to_builtins
 from servers.kv_events import Heard as HeardKv
 from servers.reading import lines_known
@@ -23,6 +24,9 @@ from tui.sources.recorder import SourceRecorder
 from tui.sources.recording import read_glances, read_items
 from tui.sources.redaction import Redaction
 from tui.sources.source import Source
+
+HEAD = SourceHead(0, "a", "http://a", time=BEGIN)
+LOOK = Scrape(0, BEGIN + 1, 0.1, lines_known(page("vllm", [EngineFigures()])))
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +110,22 @@ def test_a_fleet_lies_in_one_file(tmp_path):
     assert items[3:] == made
     sources[0].take(next(item for item in made if item.source == 0))  # nobody listens any more
     assert sources[0].listener is None
+
+
+def test_what_cannot_be_written_is_written_as_unreadable(monkeypatch, tmp_path):
+    """The recording goes on, and shows the same as the screen did."""
+    odd = KvMessage(0, BEGIN + 1, "tcp://127.0.0.1:5557", {"kind": "missed", "first": 1, "last": 1 << 70})
+    monkeypatch.setattr(exposition, "MAX_PAGE", len(LOOK.text) * 2)
+    long = Scrape(0, BEGIN + 2, 0.1, LOOK.text * 3)
+    live, recorder = recorded(tmp_path / "r.jsonl", [HEAD, LOOK, odd, long, Failed(0, BEGIN + 3, "locked", "a key")])
+    assert recorder.records == 4
+    again, _ = fold(read(tmp_path / "r.jsonl")[0])
+    for seq in range(2, live.items + 1):
+        now, then = again.view(seq + 1), live.view(seq)
+        assert now.link.phase == then.link.phase
+        assert [(kv.phase, kv.heard) for kv in now.kv] == [(kv.phase, kv.heard) for kv in then.kv]
+    assert live.view(3).kv[0].phase == "failing"
+    assert live.view(4).link.phase == "failing"
 
 
 SECRETS = {
@@ -198,10 +218,6 @@ def test_reasons_are_kept_without_what_is_private(said, written):
 def lines(items):
     """A file of them."""
     return b"".join(encode_item(item) + b"\n" for item in items)
-
-
-HEAD = SourceHead(0, "a", "http://a", time=BEGIN)
-LOOK = Scrape(0, BEGIN + 1, 0.1, lines_known(page("vllm", [EngineFigures()])))
 
 
 @pytest.mark.parametrize(
