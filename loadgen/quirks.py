@@ -53,7 +53,7 @@ class Quirks:
     of a chat. `opens_with_role`: a chat's first chunk has no text. `done`: a stream ends with [DONE]. `cached_flag`:
     with which it is started to tell cached tokens, where it does not without. `metrics_find_more` and
     `usage_finds_more` say why its metrics may count more prefix hits than the usage of its answers where requests were
-    preempted, and why less.
+    preempted, and why less; `counts_hits` is how the latter counts.
     """
 
     kind: str
@@ -71,6 +71,7 @@ class Quirks:
     cached: CachedIn | None = CachedIn.USAGE
     cached_flag: str = ""
     tokenize: TokenizeBy = TokenizeBy.PROMPT
+    counts_hits: str = ""
     metrics_find_more: str = ""
     usage_finds_more: str = ""
 
@@ -81,6 +82,7 @@ KINDS = (
         title="paged-engine",
         owner="paged-top",
         opens_with_role=False,
+        counts_hits="each prompt once, when it is admitted; its last token is never among them",
         metrics_find_more="a preempted request looks its prompt up again",
     ),
     Quirks(
@@ -88,6 +90,7 @@ KINDS = (
         title="vLLM",
         owner="vllm",
         cached_flag="--enable-prompt-tokens-details",
+        counts_hits="each prompt once, when it is admitted, in whole blocks; its last token is never among them",
         metrics_find_more="versions until 2025 count what a preempted request looks up again",
         usage_finds_more="usage has also what a KV connector found, which vLLM counts apart",
     ),
@@ -97,6 +100,7 @@ KINDS = (
         owner="sglang",
         version="/get_server_info",
         cached_flag="--enable-cache-report",
+        counts_hits="each prompt when its request ends: what runs still, or was aborted, is in neither number",
     ),
     Quirks(
         kind="tgi",
@@ -114,6 +118,7 @@ KINDS = (
         owner="tensorrt_llm",
         refuses_unknown=True,
         cached=None,  # since late 2025
+        counts_hits="blocks, not tokens",
         tokenize=TokenizeBy.INTERNAL,
     ),
     Quirks(

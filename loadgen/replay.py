@@ -110,6 +110,10 @@ async def resume(place: Path, arguments: argparse.Namespace, interrupt: Interrup
         settings = msgspec.structs.replace(settings, metrics_url=arguments.metrics_url)
     keys = Keys.of(arguments).as_before(settings)
     settings = msgspec.structs.replace(settings, ca_file=keys.ca_file, insecure=keys.insecure)
+    try:
+        keys.client.tls  # noqa: B018  # of a file that the run was begun with
+    except OSError as error:
+        raise ResultError(f"{place}: line 1: settings.ca_file {keys.ca_file}: cannot be read: {error}") from None
     if arguments.json is not None:
         check_writable("--json", arguments.json, [place, Path(settings.file)])
     console = stderr()

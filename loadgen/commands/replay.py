@@ -99,6 +99,8 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
     if len(given) > 1:
         raise argparse.ArgumentTypeError(f"{' and '.join(given)}: give one of them; each says when sessions arrive")
     own = arguments.url is None
+    if own and arguments.metrics_url is not None:
+        raise argparse.ArgumentTypeError("--metrics-url: only beside --url; an engine that is started tells its own")
     settings = Settings(
         file=arguments.file,
         format=arguments.format,

@@ -156,6 +156,7 @@ def _settings(
     settings = msgspec.structs.replace(
         base,
         url=url,
+        metrics_url=base.metrics_url if url == base.url else None,  # of that server alone
         model=None if url is None else changes.get("model", base.model),
         engine_args=(*engine_args, *changes.get("engine-args", ())),
         speed=changes.get("speed", base.speed),

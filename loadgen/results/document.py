@@ -104,10 +104,14 @@ class Measured:
 
     @property
     def kind(self) -> str:
-        """The server's: by its models, else by its metrics."""
-        kind = str(self.run.header.server.get("kind", "unknown"))
-        metrics = self.end.server or {}
-        return str(metrics.get("names_of", kind)) if kind == "unknown" else kind
+        """The server's."""
+        return kind_of(self.run.header.server, self.end.server)
+
+
+def kind_of(facts: Mapping[str, Any], metrics: Mapping[str, Any] | None) -> str:
+    """A server's kind: by its models, else by its metrics."""
+    kind = str(facts.get("kind", "unknown"))
+    return kind if kind != "unknown" else str((metrics or {}).get("names_of", kind))
 
 
 def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loadgen.results.document import Document
+from loadgen.quirks import quirks_of
+from loadgen.results.document import Document, kind_of
 from loadgen.results.tables import Table, text
 
 SERVER_ROWS = (
@@ -116,6 +117,9 @@ def agreement_table(document: Document) -> Table | None:
         counts.append(prefix)
     reasons = dict.fromkeys(tokens["reason"] for tokens in counts if tokens["reason"])
     caption = [f"It cannot be told: {reason}." for reason in reasons]
+    quirks = quirks_of(kind_of(document["server"], document["server"]["metrics"]))
+    if prefix is not None and quirks.counts_hits:
+        caption.append(f"{quirks.title} counts prefix hits so: {quirks.counts_hits}.")
     if prefix is not None and prefix["engine"] is not None:
         caption.append(f"Found in the prefix cache by the engine's step stream: {_found(prefix['engine'])}.")
     return Table("Tokens, counted by both", tuple(rows), ("", "client", "server", ""), tuple(caption))

@@ -15,6 +15,7 @@ from loadgen.access import Access, basic, read_header, read_headers, written
 from loadgen.keys import Keys
 from loadgen.options import metrics_url, server_address, server_url
 from loadgen.settings import Settings
+from tests.loadgen.results.sample_runs import header, write_run
 from tests.servers.certificates import make_authority
 
 
@@ -108,3 +109,12 @@ async def test_a_certificate_that_is_not_believed(tmp_path: Path) -> None:
     assert code == 0, err
     assert err.startswith("Warning: --insecure: any certificate is believed")
     assert "certificate was not checked (--insecure)" in " ".join(out.split())
+
+
+async def test_certificates_that_a_run_was_begun_with_and_are_gone(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 2)
+    head = header(2, 2, file=str(trace), url="https://127.0.0.1:9", ca_file=str(tmp_path / "gone.pem"))
+    write_run(tmp_path / "run.jsonl", [], None, head)
+    code, _, err = await loadgen("resume", tmp_path / "run.jsonl")
+    assert code == 2
+    assert f"settings.ca_file {tmp_path / 'gone.pem'}: cannot be read" in err

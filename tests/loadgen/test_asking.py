@@ -104,6 +104,15 @@ def test_settings_leave_out_what_a_server_does_not_take() -> None:
     assert body["max_tokens"] == 9, "only chats have the newer field"
 
 
+def test_fields_that_a_server_does_not_take_are_left_out() -> None:
+    facts = msgspec.structs.replace(FACTS, left_out={"ignore_eos": "", "temperature": "not here"})
+    _, body = ask(Turn(user="Hi", output_tokens=9, seed=4), facts=facts)
+    assert not {"ignore_eos", "temperature"} & set(body)
+    assert (body["seed"], body["max_tokens"], body["stream"]) == (4, 9, True)
+    _, body = ask(Turn(user="Hi", output_tokens=9, seed=4), facts=facts, extra_body={"temperature": 0.5})
+    assert body["temperature"] == 0.5
+
+
 def test_an_extra_body_has_the_last_word() -> None:
     turn = Turn(user="Hi", output_tokens=9, seed=4)
     payload, body = ask(turn, extra_body={"top_k": 5, "temperature": 0.1, "seed": None, "n": 2, "max_tokens": 7})

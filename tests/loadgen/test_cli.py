@@ -212,6 +212,7 @@ async def test_with_nohup_it_goes_on_when_its_terminal_goes(tmp_path: Path) -> N
         ),
         (["replay", "{trace}", "--url", "https://a", "--ca-file", "{trace}"], "it has no certificates in PEM"),
         (["replay", "{trace}", "--url", "https://a", "--ca-file", "{folder}/no"], "No such file"),
+        (["replay", "{trace}", "--metrics-url", "http://b:8002"], "--metrics-url: only beside --url"),
         (["replay", "{trace}", "--url", "http://a", "--metrics-url", "b:8002"], "--metrics-url: expected an address"),
         (["replay", "{trace}", "--url", "http://[::1"], "--url: expected an address like http://127.0.0.1:8000"),
         (["replay", "{trace}", "--url", "http://127.0.0.1:0"], "--url: expected an address like http://127.0.0.1:8000"),

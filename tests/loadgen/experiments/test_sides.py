@@ -11,6 +11,12 @@ OWN = Settings(file="t.jsonl", engine_args=("--model", "tiny"))
 AT = Settings(file="t.jsonl", url="http://one:8000", model="m")
 
 
+def test_metrics_elsewhere_are_of_one_server_alone() -> None:
+    base = Settings(file="t", url="http://a", metrics_url="http://a:8002")
+    a, b = parse_sides("speed=2", "url=http://b", base)
+    assert (a.settings.metrics_url, b.settings.metrics_url) == ("http://a:8002", None)
+
+
 def test_without_texts_the_sides_are_before_paging_and_after() -> None:
     a, b = parse_sides(None, None, OWN)
     assert (a.name, b.name) == ("static+reserved", "continuous+paged")

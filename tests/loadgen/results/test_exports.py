@@ -49,7 +49,9 @@ def vllm(run: Measured) -> dict[str, Any]:
 
 
 def test_a_line_for_each_request(tmp_path: Path) -> None:
-    run = a_run(tmp_path, completed(), failed(detail='400: "a",\nb'), NOT_REACHED, slo="ttft=1s", warmup="1")
+    run = a_run(
+        tmp_path, completed(finish="length"), failed(detail='400: "a",\nb'), NOT_REACHED, slo="ttft=1s", warmup="1"
+    )
     first, second, third = rows(run)
     assert tuple(first) == COLUMNS
     wanted = {
@@ -67,6 +69,8 @@ def test_a_line_for_each_request(tmp_path: Path) -> None:
         "output_tokens": "3",
         "token_source": "usage",
         "within_limits": "True",
+        "finish_reason": "length",
+        "server": "vllm 0.11.0",
     }
     assert {name: first[name] for name in wanted} == wanted
     assert (second["part"], second["detail"], second["ttft_ms"], second["within_limits"]) == (
