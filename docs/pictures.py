@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,9 +19,13 @@ from tui.look import Look
 from tui.player import Player
 from tui.recording import RecordHead, read_heads
 from tui.session import Session
+from tui.sources.attach import Attach
+from tui.sources.player import SourcePlayer
 
 FOLDER = Path(__file__).parent
 DEMO = FOLDER / "demo.jsonl.gz"
+VLLM = FOLDER / "vllm.jsonl.gz"  # a real one, under load, and its KV events
+FLEET = FOLDER / "fleet.jsonl.gz"  # vLLM, llama.cpp and a paged-engine
 _FONT_FROM_THE_NET = re.compile(r',\s*url\("https?://[^"]*"\)\s*format\("[^"]*"\)')
 
 
@@ -62,6 +67,23 @@ async def screen(size: tuple[int, int], recording: Path = DEMO) -> AsyncIterator
             yield Screen(app, player, pilot)
     finally:
         await session.close()
+
+
+async def servers_picture(recording: Path, size: tuple[int, int], keys: Sequence[str], title: str = "paged-top") -> str:
+    """The end of a recording of servers, after these keys."""
+    player = SourcePlayer(recording, math.inf)
+    attached = Attach(player=player, clock=player.now)
+    app = PagedTop(attached, Look(), frames=0)
+    try:
+        async with app.run_test(size=size) as pilot:
+            while not player.ended:
+                await asyncio.sleep(0.01)
+            await pilot.press(*keys)
+            app.draw_frame()
+            await pilot.pause()
+            return without_net(app.export_screenshot(title=title))
+    finally:
+        await attached.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
-"""Makes the README's pictures of paged-top from docs/demo.jsonl.gz: `python -m docs.screenshots`."""
+"""Makes the README's pictures of paged-top from the recordings in docs: `python -m docs.screenshots`."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 from docs.animate import MOVING, animate
-from docs.pictures import DEMO, FOLDER, screen, steps_of
+from docs.pictures import DEMO, FLEET, FOLDER, VLLM, screen, servers_picture, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,23 @@ STILLS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A picture of the end of a recording of servers: its file, what is played, its size, and the keys that lead to it."""
+
+    name: str
+    recording: Path
+    size: tuple[int, int]
+    keys: tuple[str, ...] = ()
+
+
+ENDINGS = (
+    Ending("vllm-160x48.svg", VLLM, (160, 48)),
+    Ending("vllm-80x24.svg", VLLM, (80, 24)),
+    Ending("fleet-120x16.svg", FLEET, (120, 16)),
+)
+
+
 async def make() -> None:
     """Draw them all anew."""
     steps = steps_of(DEMO)
@@ -33,6 +51,10 @@ async def make() -> None:
             await shown.at(steps.after_switch(still.after))
             (FOLDER / still.name).write_text(await shown.picture(), encoding="utf-8")
         print(FOLDER / still.name)
+    for ending in ENDINGS:
+        picture = await servers_picture(ending.recording, ending.size, ending.keys)
+        (FOLDER / ending.name).write_text(picture, encoding="utf-8")
+        print(FOLDER / ending.name)
     await animate(DEMO, MOVING)
 
 
