@@ -2,7 +2,8 @@
 
 Names change between versions: of each tuple the first one that a page has counts. How one is written:
 
-- `name`, a metric's; of a counter or gauge with more labels than those of an engine, the sum over these;
+- `name`, a metric's; of a counter or gauge with more labels than those of an engine, the sum over these: of a share
+  and of the right side of a product, what all of them tell alike;
 - `name{label=value}`, only the series with that label;
 - `name#label`, the number that a label of an info metric holds (facts: its text);
 - `a + b`, `a * b`, `a / b`, engine by engine; of counters only sums, and all parts must be there.

@@ -109,11 +109,15 @@ def texts(expression: Expression, samples: Samples) -> set[str]:
     return {f"{value:.15g}" for value in series.values() if math.isfinite(value)}
 
 
-def levels(expression: Expression, samples: Samples) -> dict[Engine, float]:
-    """The number of each engine that every part of an expression tells of; none is NaN."""
-    values = _by_engine(told(expression.first, samples))
+def levels(expression: Expression, samples: Samples, share: bool = False) -> dict[Engine, float]:
+    """The number of each engine that every part of an expression tells of; none is NaN.
+
+    Counts of one engine in several series add up. A `share` that is told as one, and what a count is multiplied by,
+    are known only where all of its series tell the same.
+    """
+    values = _by_engine(told(expression.first, samples), adds=not share or bool(expression.rest))
     for sign, name in expression.rest:
-        others = _by_engine(told(name, samples))
+        others = _by_engine(told(name, samples), adds=sign != "*")
         others = _joined(others, {*values, *others})
         values = {engine: _SIGNS[sign](value, others[engine]) for engine, value in values.items() if engine in others}
     return {engine: value for engine, value in values.items() if math.isfinite(value)}
@@ -141,15 +145,14 @@ def _joined(values: Mapping[Engine, float], engines: Iterable[Engine]) -> dict[E
     return found
 
 
-def _by_engine(series: Mapping[Labels, float]) -> dict[Engine, float]:
+def _by_engine(series: Mapping[Labels, float], adds: bool) -> dict[Engine, float]:
     processes: dict[Labels, list[float]] = {}
     for labels, value in series.items():
         processes.setdefault(_without_process(labels), []).append(value)
-    values: dict[Engine, float] = {}
+    values: dict[Engine, list[float]] = {}
     for labels, told_values in processes.items():
-        engine = engine_of(labels)
-        values[engine] = values.get(engine, 0.0) + _one_of(told_values)
-    return values
+        values.setdefault(engine_of(labels), []).append(_one_of(told_values))
+    return {engine: sum(parts) if adds else _same(parts) for engine, parts in values.items()}
 
 
 @lru_cache(maxsize=1 << 15)
@@ -162,6 +165,10 @@ def _one_of(values: list[float]) -> float:
     the next; the others lag behind, or are still 0. Where several differ, nobody knows which is right: NaN."""
     rest = {value for value in values if value != 0}
     return rest.pop() if len(rest) == 1 else (math.nan if rest else 0.0)
+
+
+def _same(values: list[float]) -> float:
+    return values[0] if len(set(values)) == 1 else math.nan
 
 
 def _held(labels: Labels, label: str) -> float:

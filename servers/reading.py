@@ -267,7 +267,7 @@ def _gauges(dialect: Dialect, found: Samples) -> dict[str, dict[Engine, float]]:
     gauges = {}
     for term, alternatives in dialect.gauges.items():
         for text in alternatives:
-            values = levels(parse(text), found)
+            values = levels(parse(text), found, share=term in SHARES)
             if term in SHARES:
                 values = {engine: min(share, 1.0) for engine, share in values.items() if share <= _MOST}
             if values:

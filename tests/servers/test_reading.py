@@ -129,6 +129,36 @@ vllm:cache_config_info{{block_size="16",engine="1",num_gpu_blocks="700"}} 1
     assert known(page).of(Engine("", "0")).totals() == pytest.approx({"kv_usage": 0.9, "kv_capacity": 1_600})
 
 
+@pytest.mark.parametrize(("first", "second", "told"), [("0.3", "0.4", None), ("0", "0.4", None), ("0.3", "0.3", 0.3)])
+def test_a_share_of_one_engine_in_series_with_labels_that_nobody_knows_is_not_added_either(
+    first: str, second: str, told: float | None
+) -> None:
+    """As where pages of several are joined, or two versions of a model are loaded."""
+    info = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100",site="'
+    page = f"""{KV}{{engine="0",site="a"}} {first}
+{KV}{{engine="0",site="b"}} {second}
+{RUNNING}{{engine="0",site="a"}} 1
+{RUNNING}{{engine="0",site="b"}} 2
+{info}a"}} 1
+{info}b"}} 1
+"""
+    totals = known(page).totals()
+    assert totals.get("kv_usage") == told
+    assert (totals["running"], totals["kv_capacity"]) == (3, 2 * 100 * 16)
+    triton = f"""nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="fraction",model="m",version="1"}} {first}
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="fraction",model="m",version="2"}} {second}
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="max",model="m",version="1"}} 100
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="max",model="m",version="2"}} 300
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="used",model="m",version="1"}} 90
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="used",model="m",version="2"}} 30
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="tokens_per",model="m",version="1"}} 64
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="tokens_per",model="m",version="2"}} 64
+"""
+    totals = known(triton).totals()
+    assert totals["kv_usage"] == pytest.approx(told or 120 / 400)  # all used blocks of all there are
+    assert totals["kv_capacity"] == 400 * 64
+
+
 @pytest.mark.parametrize("blocks", ["None", "0", "", "many"])
 def test_a_share_of_unknown_memory_is_told_of_each_engine_alone(blocks: str) -> None:
     page = f"""{KV}{{engine="0"}} 0.9
