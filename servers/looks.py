@@ -13,6 +13,7 @@ from servers.terms import Engine
 
 KEPT = 1_200  # looks: twenty minutes at one a second
 _LAYOUTS = 64  # remembered, to know a series that comes back
+_OVER = 2  # so many times a window is what is measured of it at most, unless there is nothing nearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ class Looks:
         return Looks(self._looks, self._kept, self.marks, self._last)
 
     def measure(self, seconds: float, engine: Engine | None = None) -> Measures | None:
-        """The last `seconds` up to the newest reading, or as much of them as was seen since the last restart.
+        """The last `seconds` up to the newest reading, or as much of them as was seen since the last restart, and since
+        a server that was away for long came back.
 
         None before two looks could be laid side by side.
         """
@@ -129,7 +131,7 @@ class Looks:
             if last is None:
                 last = look
                 continue
-            if first is not None and look.time < begun:
+            if first is not None and (look.time < begun or last.time - look.time > seconds * _OVER):
                 break
             first = look
             if last.time - look.time >= seconds:

@@ -40,6 +40,27 @@ def test_a_window_is_measured_up_to_the_newest_reading() -> None:
     assert (whole.seconds, whole.rate("generation_tokens")) == (3.0, 20.0)
 
 
+def test_a_rate_is_not_of_the_time_that_a_server_was_away_once_it_is_back_for_two_looks() -> None:
+    found = Looks([Look(0.0, at(0)), Look(1.0, at(10)), *(Look(float(time), None) for time in range(2, 600))])
+    found.add(Look(600.0, at(40)))
+    away = found.measure(10.0)
+    assert away is not None
+    assert (away.seconds, away.growth["generation_tokens"]) == (599.0, 30.0)  # there is nothing nearer
+    found.add(Look(601.0, at(90)))
+    back = found.measure(10.0)
+    assert back is not None
+    assert (back.seconds, back.rate("generation_tokens")) == (1.0, 50.0)
+    whole = found.measure(600.0)
+    assert whole is not None
+    assert (whole.seconds, whole.growth["generation_tokens"]) == (600.0, 80.0)
+
+
+def test_a_window_is_whole_where_looks_are_as_far_apart_as_it_is_long() -> None:
+    measured = seen(0, 10, 30, 60, every=7.0).measure(10.0)
+    assert measured is not None
+    assert (measured.seconds, measured.growth["generation_tokens"]) == (14.0, 50.0)
+
+
 def test_before_two_readings_there_is_nothing_to_measure() -> None:
     for found in (seen(), seen(None), seen(5), seen(None, 5, None)):
         assert found.measure(10.0) is None
