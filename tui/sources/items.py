@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from servers.slots import Slot
+
 FORMAT = 1  # of a recording of these
 
 
@@ -90,19 +92,9 @@ class KvState(msgspec.Struct, frozen=True, tag="kv state"):
     state: dict[str, object]
 
 
-class Slot(msgspec.Struct, frozen=True):
-    """A row of llama.cpp's /slots, without its prompt and its text. None: that version does not tell."""
-
-    id: int
-    busy: bool
-    task: int | None = None
-    context: int | None = None  # tokens that fit
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    decoded: int | None = None
-
-
 class Slots(msgspec.Struct, frozen=True, tag="slots"):
+    """What llama.cpp's rows did."""
+
     source: int
     time: float
     slots: tuple[Slot, ...]

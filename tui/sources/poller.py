@@ -10,15 +10,13 @@ import math
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from servers.dialects import BY_KIND
 from servers.kv_events import to_builtins
 from servers.reading import lines_known
 from servers.slots import read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
 from tui.sources.http import Answer, Http, NoAnswer, TooMuch
-from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
+from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slots, SourceHead
 from tui.sources.targets import HttpSettings, KvEndpoint, Target
 
 LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
@@ -145,8 +143,7 @@ class Poller:
         except ValueError:
             self._slots = False
             return
-        told = tuple(msgspec.convert(row, Slot, from_attributes=True) for row in rows)
-        self._sink(Slots(self._source, answer.time, told))
+        self._sink(Slots(self._source, answer.time, rows))
 
     async def _ask_version(self, http: Http, kind: str) -> None:
         version = await ask_version(http, kind)

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
 from servers.looks import KEPT, Look, Looks, Marks
-from tui.sources.items import Slot
+from servers.slots import Slot
 from tui.sources.kv_tape import KvTape
 from tui.sources.view import KvView, Phase
 

@@ -8,8 +8,8 @@ from typing import Literal
 from servers.kv_tree import Churn, KvTree
 from servers.looks import Looks
 from servers.measures import Measures
+from servers.slots import Slot
 from servers.terms import Engine
-from tui.sources.items import Slot
 
 # finding: which server it is, is not known yet; slow: it answers, but takes longer than the time between two looks;
 # failing: no answer, or none that can be read; foreign: it answers, and no known server answers so.

@@ -13,9 +13,9 @@ from servers.kv_events import Batch, BlockHash, BlockRemoved, BlockStored, Heard
 from servers.kv_tree import Churn, KvTree
 from servers.looks import Look, Looks
 from servers.reading import read
+from servers.slots import Slot
 from tests.servers.pages import EngineFigures, Kind, page
 from tui.focus import Focus
-from tui.sources.items import Slot
 from tui.sources.view import KvView, Phase, ServerView, SourceLink
 from tui.view import Frame, Link, Status
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from servers.kv_events import Batch, Heard, Missed, Restarted, to_builtins
 from servers.reading import lines_known
+from servers.slots import Slot
 from tests.servers.kv_publisher import PrefixCache
 from tests.servers.pages import EngineFigures, Kind, page
-from tui.sources.items import Failed, Item, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
+from tui.sources.items import Failed, Item, KvLink, KvMessage, Scrape, Slots, SourceHead
 from tui.sources.source import Source
 from tui.sources.view import ServerView
 

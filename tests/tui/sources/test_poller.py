@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from servers.kv_events import BlockStored
 from servers.reading import read
+from servers.slots import Slot
 from tests.servers.kv_publisher import KvPublisher
 from tests.servers.pages import EngineFigures
 from tests.servers.stand_in import StandIn
 from tests.tui.sources.waiting import until
-from tui.sources.items import Failed, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead
+from tui.sources.items import Failed, KvLink, KvMessage, Scrape, Slots, SourceHead
 from tui.sources.poller import Poller
 from tui.sources.targets import HttpSettings, KvEndpoint, Target, target
 

@@ -13,13 +13,13 @@ from servers import exposition
 from servers.kv_events import BlockStored, decode, to_builtins
 from servers.kv_events import Heard as HeardKv
 from servers.reading import lines_known
-from servers.slots import read_slots
+from servers.slots import Slot, read_slots
 from tests.servers import kv_publisher
 from tests.servers.pages import EngineFigures, page
 from tests.tui.sources.heard import BEGIN, Chance, Clock, fold, take, told
 from tui import recorder as line_writer
 from tui.recording import RecordingError, is_of_sources, read_recording
-from tui.sources.items import Failed, KvLink, KvMessage, Scrape, Slot, Slots, SourceHead, encode_item
+from tui.sources.items import Failed, KvLink, KvMessage, Scrape, Slots, SourceHead, encode_item
 from tui.sources.recorder import SourceRecorder
 from tui.sources.recording import read_glances, read_items
 from tui.sources.redaction import Redaction

@@ -9,10 +9,11 @@ import pytest
 from servers.kv_events import AllBlocksCleared, Batch, BlockStored, Heard, to_builtins
 from servers.looks import KEPT
 from servers.reading import lines_known
+from servers.slots import Slot
 from tests.servers.pages import EngineFigures, page
 from tests.tui.sources.heard import BEGIN, Chance, fold, take, told
 from tui.sources import kv_tape
-from tui.sources.items import Failed, KvLink, KvMessage, KvState, Scrape, Slot, Slots, SourceHead
+from tui.sources.items import Failed, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
 from tui.sources.source import NEWS_SHOWN
 from tui.sources.tape import NotKept
 
@@ -52,7 +53,7 @@ def test_a_past_longer_than_a_window_of_looks_is_as_it_was():
         if source.items in (10, KEPT, KEPT * 2 + 7, KEPT * 5 // 2):
             assert told(whole.view(source.items)) == told(source.view())
     short, _ = fold(items, budget=200_000)
-    assert 0 < short.tape.first
+    assert short.tape.first > 0
     assert short.tape.size < 210_000 < whole.tape.size
     assert short.tape.looks_seen == whole.tape.looks_seen
     for seq in (short.tape.first, short.tape.first + 1, short.items):

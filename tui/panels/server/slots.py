@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from servers.slots import Slot
 from tui import figures
 from tui.commands import Reaction
 from tui.focus import ServerFocus
@@ -11,7 +12,6 @@ from tui.look import Look
 from tui.panels.line import Line, fit, length, spread
 from tui.panels.server import words
 from tui.panels.server.seen import Seen, server_of
-from tui.sources.items import Slot
 from tui.view import Frame
 
 _BAR = 60  # cells from which on a row shows how much of its context is used
