@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import ceil, floor
+
 NOT_MEASURED = "—"
 
 
@@ -56,6 +59,22 @@ def clock(value: float) -> str:
     minutes, rest = divmod(int(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
+
+
+def at_most(value: float) -> str:
+    """A duration that something is at most: rounded up, where it has to be rounded."""
+    return seconds(_rounded(value, ceil))
+
+
+def more_than(value: float) -> str:
+    """A duration that something is longer than: rounded down."""
+    return seconds(_rounded(value, floor))
+
+
+def _rounded(value: float, rounding: Callable[[float], int]) -> float:
+    """To what `seconds` can show of such a duration."""
+    unit = 0.0001 if value < 0.00995 else 0.001 if value < 0.9995 else 0.1 if value < 9.95 else 1.0
+    return rounding(round(value / unit, 6)) * unit
 
 
 def plural(value: int, noun: str) -> str:

@@ -68,7 +68,9 @@ def _tokens(value: Value) -> str:
 
 def _rate(value: Value) -> str:
     number = _number(value)
-    return figures.count(number) if number is None or number >= 9.95 or number == 0 else f"{number:.1f}"
+    if number is None or number >= 9.95 or number == 0:
+        return figures.count(number)
+    return f"{number:.1f}" if number >= 0.095 else f"{max(number, 0.01):.2f}"
 
 
 def _percent(value: Value) -> str:
@@ -80,7 +82,7 @@ def _bound(value: Value) -> str:
     number = _number(value)
     if number is None:
         return figures.NOT_MEASURED
-    return f"≤ {figures.seconds(number)}" if number >= 0 else f"> {figures.seconds(-number)}"
+    return f"≤ {figures.at_most(number)}" if number >= 0 else f"> {figures.more_than(-number)}"
 
 
 def _number(value: Value) -> float | None:

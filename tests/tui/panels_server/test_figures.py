@@ -17,7 +17,7 @@ from tui import figures, scene
 from tui.focus import Focus, LedgersFocus, ServerFocus
 from tui.look import Look as ScreenLook
 from tui.panels.line import text_of
-from tui.panels.server import latency, requests
+from tui.panels.server import latency, plots, requests
 from tui.panels.server.seen import Seen
 
 LOOK = ScreenLook()
@@ -259,3 +259,51 @@ def test_our_engine_by_its_metrics_has_what_its_step_stream_told(ours):
     assert after(sharing, "blocks in memory") == f"{last.sharing.physical_blocks:,}"
     assert figures.size(last.sharing.saved_bytes) in sharing
     assert "waste is not known" not in waste
+
+
+def test_a_bound_between_what_can_be_shown_is_rounded_up():
+    made = Looks()
+    for count in (1, 9):
+        lines = [f'tgi_request_duration_bucket{{le="{bound}"}} {count}' for bound in ("38.44", "+Inf")]
+        page_of = "\n".join(["# TYPE tgi_request_duration histogram", *lines, f"tgi_request_duration_sum {30 * count}"])
+        made.add(Look(watched.BEGIN + count, read(f"{page_of}\ntgi_request_duration_count {count}\n")))
+    row = next(
+        line for line in text("ledgers", watched.frame(watched.server("tgi", made=made))).splitlines() if "E2E" in line
+    )
+    assert "≤ 39 s" in row
+    assert "≤ 38 s" not in row
+
+
+def test_nobody_waiting_is_no_mark_on_the_chart():
+    """A point in the lowest row would read as some, and hide those that run."""
+    made, engine = Looks(), EngineFigures(running=5)
+    for second in range(60):
+        engine.waiting = 3 if second >= 50 else 0
+        made.add(Look(watched.BEGIN + second, read(page("vllm", [engine]))))
+    shown = text("batch", watched.frame(watched.server("vllm", made=made)), 90, 24)
+    plot = [line for line in shown.splitlines() if re.match(r"│ +\d* │", line)]
+    assert len(plot) > 6
+    marks = [line.count(LOOK.glyphs.down) for line in plot]
+    assert sum(marks) == 10
+    assert marks[-1] == 0
+    assert plot[-1].count("█") == 60
+
+
+def test_what_happened_once_in_a_while_is_not_0_a_second():
+    assert plots.a_second(1 / 60) == "0.02/s"
+    assert plots.a_second(1 / 600) == "<0.01/s"
+    assert plots.a_second(0.0) == "0/s"
+    assert plots.a_second(0.096) == "0.1/s"
+    assert plots.a_second(12.34) == "12.3/s"
+
+
+def test_the_small_panels_have_the_slowest_hundredth_and_the_steps():
+    view = watched.server("vllm")
+    measures = view.measure(60.0)
+    speed = text("speed", watched.frame(view), 30, 9)
+    assert re.search(r"latency +mean +p99", speed)
+    for term, name in (("ttft", "TTFT"), ("itl", "ITL"), ("e2el", "E2E")):
+        mean, most = figures.seconds(measures.mean(term)), figures.at_most(measures.at_most(term, 99))
+        assert re.search(rf"{name} +{mean} +≤ {most} ", speed)
+    batch = text("batch", watched.frame(view), 27, 9)
+    assert f"{measures.mean('step_tokens'):,.0f} tokens a step" in batch

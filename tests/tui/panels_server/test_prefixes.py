@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
-from servers.kv_events import AllBlocksCleared, Batch, BlockRemoved, Heard, Missed
+from servers.kv_events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Heard, Missed
 from servers.kv_tree import Churn, KvTree
 from tests.tui.panels_server import watched
 from tui import figures, scene
@@ -143,19 +144,110 @@ def test_the_map_has_a_cell_for_each_block_in_the_trees_order():
     assert prefix_map.TITLE in "\n".join(lines)
     assert "not physical places" in "\n".join(lines)
     cells = "".join(
-        prefix_map.height(run.depth, LOOK) * run.blocks if run.known else "?" * run.blocks for run in tree.runs()
+        prefix_map.height(run.depth, LOOK, True) + prefix_map.height(run.depth, LOOK) * (run.blocks - 1)
+        if run.known
+        else "?" * run.blocks
+        for run in tree.runs()
     )
+    assert cells == "▇███▅▆▅▇█?"  # a notch where a run begins
     assert any(line.strip("│").rstrip() == cells for line in lines)
     assert len(cells) == tree.resident
     ascii_lines = rows("blocks", frame, 80, 24, Look(ASCII))
-    assert any(line.strip("|").rstrip() == "0000111" + "00" + "?" for line in ascii_lines)
+    assert any(line.strip("|").rstrip() == "a000b1b" + "a0" + "?" for line in ascii_lines)
 
 
-def test_cells_are_coloured_by_their_top_level_prefix():
-    tree = watched.forest()
-    forest = prefix_runs.build((watched.heard(tree),))
+def coloured(forest):
+    """Roles of the map's cells, each with how many follow each other."""
     spans = [span for line in prefix_map.lines(forest, ServerFocus(), 80, 5, False, LOOK) for span in line]
-    assert [(role, len(cells)) for cells, role in spans] == [("hue0", 7), ("hue1", 2), ("cached", 1)]
+    return [(role, len(cells)) for cells, role in spans]
+
+
+def test_cells_are_coloured_by_their_top_level_prefix_where_these_tell_them_apart():
+    forest = prefix_runs.build((watched.heard(watched.forest()),))  # begin with the hashes 1, 20 and 30
+    assert coloured(forest) == [("hue1", 7), ("hue0", 2), ("hue1", 1)]
+    assert not forest.shared
+
+
+def under_one_prompt(branches=6, rank=0, lead=(1, 2, 3)):
+    """A tree of prompts that all begin with the same blocks."""
+    tree = KvTree()
+    tree.take(Heard(0, Batch(0.0, (watched.stored(list(lead), None, 10),), rank)))
+    for at in range(branches):
+        first = 1001 + 11 * at
+        tree.take(Heard(at + 1, Batch(1.0, (watched.stored([first, first + 1], lead[-1], 100 * at),), rank)))
+    return tree
+
+
+def test_under_one_system_prompt_the_branches_have_the_colours():
+    tree = under_one_prompt()
+    forest = prefix_runs.build((watched.heard(tree),))
+    assert forest.shared
+    assert coloured(forest) == [("shared", 3), *((f"hue{(1001 + 11 * at) % 10}", 2) for at in range(6))]
+    drawn = scene.panel("sharing", of(tree), 110, 30, LOOK)
+    named = [role for line in drawn for text, role in line if text.startswith("prefix 1")]
+    assert named == ["shared"]
+    frame = of(tree, Focus(panel="sharing", server=ServerFocus(run=forest.name(2))))
+    inspected = [span for line in sharing.detail(frame, 70, LOOK)[1] for span in line]
+    assert ("the branch from #000000… on", forest.hues[2]) in inspected
+    assert ("what most share", "shared") in [
+        span
+        for line in sharing.detail(of(tree, Focus(server=ServerFocus(run=forest.name(0)))), 70, LOOK)[1]
+        for span in line
+    ]
+
+
+def test_each_rank_has_its_own_trunk():
+    views = tuple(watched.heard(under_one_prompt(rank=rank), f"tcp://127.0.0.1:{5557 + rank}") for rank in range(2))
+    forest = prefix_runs.build(views)
+    assert [role for role, _ in coloured(forest)].count("shared") == 2
+
+
+def test_a_branch_keeps_its_colour_while_others_come_and_go():
+    tree = under_one_prompt()
+    before = prefix_runs.build((watched.heard(tree),))
+    tree.take(Heard(7, Batch(2.0, (watched.stored([5004, 5005, 5006, 5007], 3, 900),))))  # the largest comes first
+    after = prefix_runs.build((watched.heard(tree),))
+    assert after.runs[1].first == 5004
+    hues = {run.first: hue for run, hue in zip(after.runs, after.hues, strict=True)}
+    assert all(hues[run.first] == hue for run, hue in zip(before.runs, before.hues, strict=True))
+
+
+def test_neighbouring_branches_never_have_one_colour():
+    tree = KvTree()
+    tree.take(Heard(0, Batch(0.0, (watched.stored([1], None, 10),))))
+    for at in range(5):
+        tree.take(Heard(at + 1, Batch(1.0, (watched.stored([1000 + 10 * at], 1, 100 * at),))))  # all would be hue0
+    hues = prefix_runs.build((watched.heard(tree),)).hues
+    assert all(a != b for a, b in pairwise(hues))
+
+
+def test_the_map_says_what_its_colours_and_heights_mean():
+    plain = shown("blocks", of(watched.forest(), Focus(panel="blocks")))
+    assert "█ a colour a branch · ? after what was not seen · lower: deeper · ▅ begins a run" in plain
+    shared = shown("blocks", of(under_one_prompt(), Focus(panel="blocks")))
+    assert "█ shared by most · ▆ a colour a branch · lower: deeper · ▅ begins a run" in shared
+    ascii_map = shown("blocks", of(under_one_prompt(), Focus(panel="blocks")), 110, 30, Look(ASCII))
+    assert "0 shared by most , 1 a colour a branch , 0 1 2: how deep , b begins a run" in ascii_map
+    crowded = shown("blocks", of(grown(prompts=900), Focus(panel="blocks")), 60, 14)
+    assert re.search(r"[\d,]+ prefix blocks, \d+ a cell", crowded)
+    assert prefix_map.TITLE_BRIEF in shown("blocks", of(grown(prompts=200), Focus(panel="blocks")), 40, 14)
+
+
+def test_runs_without_token_ids_are_named_by_their_hash():
+    tree = KvTree()
+    root, child = (bytes.fromhex(digits + "00" * 29) for digits in ("3c1f9a", "77aa01"))
+    tree.take(Heard(0, Batch(0.0, (BlockStored((root,), None, (), 4),))))
+    tree.take(Heard(1, Batch(0.0, (BlockStored((child,), root, (), 4), BlockStored((1 << 63,), root, (), 4)))))
+    lines = "\n".join(rows("sharing", of(tree)))
+    assert "▾ prefix 1 #3c1f9a… " in lines
+    assert "├╴  #77aa01… " in lines or "└╴  #77aa01… " in lines
+    assert "#800000… " in lines
+    assert re.search(r"▾ #3c1f +1 100 %│", "\n".join(rows("sharing", of(tree), 23, 9)))
+    assert re.search(r"╴#77aa +1 +33 %│", "\n".join(rows("sharing", of(tree), 23, 9)))
+    assert "#3c1f9a… " in shown("sharing", of(tree), 44, 12)
+    live = rows("sharing", of(watched.forest()), 44, 12)  # too narrow for token ids
+    assert any("#000000" in line for line in live)
+    assert not any("#" in line for line in rows("sharing", of(watched.forest())))
 
 
 def test_a_cell_of_several_blocks_is_their_firsts():
@@ -199,7 +291,7 @@ def test_a_click_on_the_map_selects_and_again_inspects():
     tree = watched.forest()
     frame = of(tree, Focus(panel="blocks"))
     lines = rows("blocks", frame, 80, 24)
-    y = next(at for at, line in enumerate(lines) if "████▆▆▆██?" in line)
+    y = next(at for at, line in enumerate(lines) if "▇███▅▆▅▇█?" in line)
     forest = prefix_runs.build(frame.server.kv)
     focus = blocks.point(frame, 1 + 7, y, 80, 24)
     assert focus.server.run == forest.name(3)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tui import figures
 from tui.commands import Key, Reaction, Say
 from tui.look import Look
-from tui.panels.line import Line, join
+from tui.panels.line import Line, join, length
 from tui.panels.server import choice, plots, slots, words
 from tui.panels.server.seen import Seen, name_of
 from tui.view import Frame
@@ -17,6 +19,7 @@ KEYS = (
 )
 detail = slots.detail
 _LARGE = plots.FRAME_ROWS + 3  # rows of a chart with a scale, at least
+_NARROW = 48  # cells, under which words are few
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -76,40 +79,55 @@ def _now(seen: Seen, inner: int) -> Line:
 
 def _steps(seen: Seen, inner: int) -> list[Line]:
     """What the server counts of its iterations: steps, and tokens in one; nothing of what these were."""
-    measures = seen.measures
+    measures, wide = seen.measures, inner >= _NARROW
     parts: list[Line] = []
     if seen.tells("step_tokens"):
         steps = measures.count("step_tokens") if measures else None
         mean = measures.mean("step_tokens") if measures else None
         per_second = steps / measures.seconds if measures and steps and measures.seconds > 0 else None
-        parts.append([(figures.count(steps), "value"), (" steps", "dim")])
-        parts.append([(plots.a_second(per_second), "text")])
-        parts.append([(figures.count(mean), "value"), (" tokens a step, mean", "dim")])
+        parts.append([(figures.count(steps), "value"), (" steps  ", "dim"), (plots.a_second(per_second), "text")])
+        parts.append([(figures.count(mean), "value"), (" tokens a step, mean" if wide else " tokens a step", "dim")])
     elif seen.tells("steps"):
         grown = measures.growth.get("steps") if measures else None
-        parts.append([(figures.count(grown), "value"), (" steps", "dim")])
-        parts.append([(plots.a_second(seen.rate("steps")), "text")])
+        rate = plots.a_second(seen.rate("steps"))
+        parts.append([(figures.count(grown), "value"), (" steps  ", "dim"), (rate, "text")])
     if seen.tells("step_time"):
         mean = measures.mean("step_time") if measures else None
         parts.append([(figures.seconds(mean), "value"), (" a step, mean", "dim")])
     if not parts:
         return words.told(f"{figures.NOT_MEASURED} steps: {seen.why('steps', 'batch')}", inner)
-    return [[(" ", "text"), *join(parts, ("  ", "text"), inner - 2)]]
+    return _over(parts, inner)
+
+
+def _over(parts: Sequence[Line], inner: int) -> list[Line]:
+    """On one line, or where that is too short for all on as many as they need."""
+    out: list[Line] = []
+    for part in parts:
+        if out and length(out[-1]) + 2 + length(part) < inner:
+            out[-1] = [*out[-1], ("  ", "text"), *part]
+        else:
+            out.append([(" ", "text"), *part])
+    return out
 
 
 def _computed(seen: Seen, inner: int) -> list[Line]:
     """What was computed in the window, where the server counts that as it happens: of no single step."""
     if not (seen.tells("computed_prompt_tokens") and seen.tells("live_generation_tokens")):
         return []
+    computed, cached = plots.a_second(seen.rate("computed_prompt_tokens")), seen.tells("cached_prompt_tokens")
+    if inner < _NARROW:
+        out: list[Line] = [[(f" {computed}", "prefill-speed"), (" prompts computed", "dim")]]
+        found = plots.a_second(seen.rate("cached_prompt_tokens"))
+        return [*out, [(f" {found}", "shared"), (" from the cache", "dim")]] if cached else out
     parts: list[Line] = [
         [
             ("computed ", "dim"),
-            (plots.a_second(seen.rate("computed_prompt_tokens")), "prefill-speed"),
+            (computed, "prefill-speed"),
             (" of prompts", "dim"),
         ],
         [(plots.a_second(seen.rate("live_generation_tokens")), "speed"), (" of answers", "dim")],
     ]
-    if seen.tells("cached_prompt_tokens"):
+    if cached:
         parts.append([("from the cache ", "dim"), (plots.a_second(seen.rate("cached_prompt_tokens")), "shared")])
     return [[(" ", "text"), *join(parts, (", ", "dim"), inner - 2)]]
 

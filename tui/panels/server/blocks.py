@@ -51,7 +51,7 @@ class Layout:
         if seen.several and seen.engine is None:
             above += _engines(seen, inner, max(0, rows // 3 - 1), look)
         above += _states(seen, inner, look)
-        below = _told(seen, forest, inner)
+        below = _told(seen, forest, inner, look)
         mapped = forest is not None and len(forest) > 0
         least = 1 if mapped else 0
         if len(above) + len(below) + least > rows:  # what is measured goes before why the rest is not
@@ -60,7 +60,8 @@ class Layout:
             above = above[: max(1, rows - len(below) - least)]
         left = max(0, rows - len(above) - len(below))
         if mapped and left > _SPARK and plots.KV.told(seen):
-            above = [*above, [(" ", "text"), *plots.spark(seen, plots.KV, inner - 2, look)], []]
+            label = f" last {figures.seconds(seen.window)} "
+            above = [*above, [(label, "dim"), *plots.spark(seen, plots.KV, inner - len(label) - 1, look)], []]
             left -= 2
         return cls(above, below, left, mapped)
 
@@ -75,7 +76,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         front = frame.focus.panel == "blocks"
         cells = prefix_map.lines(forest, frame.focus.server, inner, layout.rows, front, look)
         body += cells + [[]] * (layout.rows - len(cells))
-        right = [(f"{figures.plural(forest.blocks, 'prefix block')}", "dim")]
+        each = prefix_map.Shape.of(forest, inner, layout.rows).per_cell
+        right = [(figures.plural(forest.blocks, "prefix block") + (f", {each:,} a cell" if each > 1 else ""), "dim")]
     elif layout.rows >= _LARGE and plots.KV.told(seen):
         body += plots.large(seen, (plots.KV,), inner - 1, layout.rows, look)
     elif layout.rows and plots.KV.told(seen):
@@ -154,13 +156,13 @@ def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
         if used is not None:
             parts.append([(figures.count(used), seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
         elif share is not None:
-            held = share * capacity
-            parts.append([(f"{held:,.0f}", seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
+            held = f"~{share * capacity:,.0f}"  # the share may be of one block less: of those that requests can have
+            parts.append([(held, seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
     if facts.get("block_size"):
         of = f"{clean(facts['blocks'])} blocks of " if facts.get("blocks") else "blocks of "
         parts.append([(f"{of}{clean(facts['block_size'])}", "text")])
     if facts.get("kv_dtype"):
-        parts.append([(clean(facts["kv_dtype"]), "text")])
+        parts.append([(f"type {clean(facts['kv_dtype'])}", "text")])
     line: Line = [(" ", "text"), *join(parts, (f" {look.glyphs.dot} ", "dim"), inner - 2)]
     out = [line]
     if not capacity and share is not None and inner >= 60:
@@ -206,11 +208,16 @@ def _states(seen: Seen, inner: int, look: Look) -> list[Line]:
     return [[(f" {head}", "dim"), *join(parts, ("  " if inner >= 60 else " ", "text"), inner - len(head) - 1)]]
 
 
-def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
+def _told(seen: Seen, forest: Forest | None, inner: int, look: Look) -> list[Line]:
     """What the map is, or why there is none."""
     server = seen.server
     if server.kv:
-        return prefix_detail.honesty(seen, forest, inner, map_title=True)
+        brief = inner < _BRIEF
+        told = prefix_detail.doubts(seen) if brief else prefix_detail.honesty(seen, inner)
+        if forest is None or not len(forest):
+            return told
+        title = prefix_map.TITLE_BRIEF if brief else prefix_map.TITLE
+        return [*words.told(title, inner), *told, *prefix_map.legend(forest, inner, look)]
     if inner < _BRIEF:
         return words.told(words.NO_MAP_BRIEF, inner)
     if server.kind == "paged-engine":

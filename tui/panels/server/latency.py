@@ -32,9 +32,9 @@ def quantile(seen: Seen, term: str, percent: float) -> str:
         return figures.NOT_MEASURED
     bound = buckets.at_most(percent)
     if math.isfinite(bound):
-        return f"≤ {figures.seconds(bound)}"
+        return f"≤ {figures.at_most(bound)}"
     finite = [one for one in buckets.upto if math.isfinite(one)]
-    return f"> {figures.seconds(max(finite))}" if finite else figures.NOT_MEASURED
+    return f"> {figures.more_than(max(finite))}" if finite else figures.NOT_MEASURED
 
 
 def table(seen: Seen, inner: int, rows: int, look: Look) -> list[Line]:

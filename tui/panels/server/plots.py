@@ -84,7 +84,7 @@ def spark(seen: Seen, chart: Chart, width: int, look: Look) -> Line:
 
 
 def large(seen: Seen, charts: Sequence[Chart], width: int, rows: int, look: Look) -> list[Line]:
-    """The first chart as bars, the others as points, to one scale."""
+    """The first chart as bars, the others as points where they are not 0, to one scale."""
     plot_rows = max(1, rows - FRAME_ROWS)
     columns = Columns.of(seen, max(1, width - SCALE_WIDTH))
     series = [chart.over(seen, columns.count) for chart in charts]
@@ -125,7 +125,7 @@ def plotted(
     plot = Plot(rows, columns.switched, look)
     plot.bars(series[0], top, roles[0])
     for mark, role, values in zip((glyphs.down, glyphs.live, glyphs.hole), roles[1:], series[1:], strict=False):
-        plot.points(values, top, role, mark)
+        plot.points([value or None for value in values], top, role, mark)  # in the lowest row 0 would read as some
     labels = {0: show(top), rows - 1: show(0.0) if rows > 1 else ""} if known else {}
     if rows == 1 and known:
         labels = {0: show(top)}
@@ -227,10 +227,12 @@ def unit_of_hits(seen: Seen) -> str:
 
 
 def a_second(value: float | None) -> str:
-    """A rate, with a decimal where it is small."""
+    """A rate, with decimals where it is small: what happened once in a while is not 0."""
     if value is None:
         return figures.NOT_MEASURED
-    return f"{value:,.1f}/s" if 0 < abs(value) < 99.95 else f"{value:,.0f}/s"
+    if 0 < value < 0.095:
+        return f"{max(value, 0.01):.2f}/s" if value >= 0.005 else "<0.01/s"
+    return f"{value:,.1f}/s" if 0 < value < 99.95 else f"{value:,.0f}/s"
 
 
 RUNNING = Chart("running", "running", ("running",), *of_gauge("running"), figures.count, "speed", gauge=True)

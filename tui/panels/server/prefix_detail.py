@@ -10,7 +10,8 @@ from tui import figures
 from tui.focus import ServerFocus
 from tui.look import Look
 from tui.panels.line import Line, clean, spread
-from tui.panels.server import prefix_map, words
+from tui.panels.server import words
+from tui.panels.server.prefix_branches import TRUNK, digits, name
 from tui.panels.server.prefix_runs import Forest, forest_of
 from tui.panels.server.seen import Seen, server_of
 from tui.sources.view import KvView, ServerView
@@ -20,12 +21,6 @@ from tui.view import Frame
 def on(focus: ServerFocus, run: tuple[str, BlockHash] | None) -> ServerFocus:
     """The focus with a run selected."""
     return replace(focus, run=run, follow=True)
-
-
-def shown(block: BlockHash) -> str:
-    """The beginning of a block's hash."""
-    text = block.hex() if isinstance(block, bytes) else f"{block & (1 << 64) - 1:016x}"
-    return text[:16]
 
 
 def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
@@ -45,12 +40,13 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     out = [
         row("blocks", f"{run.blocks:,}"),
         row("tokens", f"{run.before:,} to {run.before + run.tokens:,}" if run.known else f"{run.tokens:,}"),
-        row("top-level prefix", f"{int(forest.tops[index]) + 1:,}", forest.hue(index)),
+        row("top-level prefix", f"{int(forest.tops[index]) + 1:,}"),
+        row("coloured as", _coloured(forest, index, look), forest.hues[index]),
         row("runs above it", f"{run.depth:,}"),
         row("blocks that go on from it", f"{run.below:,} in {figures.plural(int(forest.sizes[index]), 'run')}"),
         row("with these, of what is resident", share, "shared"),
-        row("hash of its first block", shown(run.first), "text"),
-        row("of its last", shown(run.last), "text"),
+        row("hash of its first block", digits(run.first), "text"),
+        row("of its last", digits(run.last), "text"),
     ]
     if run.lora:
         out.append(row("LoRA", clean(run.lora)))
@@ -70,12 +66,17 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     return f"prefix run of {figures.plural(run.blocks, 'block')}", out
 
 
-def honesty(seen: Seen, forest: Forest | None, inner: int, map_title: bool = False) -> list[Line]:
+def _coloured(forest: Forest, index: int, look: Look) -> str:
+    first = forest.branches[index]
+    if first == TRUNK:
+        return "what most share"
+    return f"the branch from {name(forest.runs[first].first, look.glyphs.more)} on"
+
+
+def honesty(seen: Seen, inner: int) -> list[Line]:
     """What the events are and are not, of all endpoints together: also where figures are of one engine."""
     server, views = seen.server, seen.server.kv
     out: list[Line] = []
-    if map_title and forest is not None and len(forest):
-        out += words.told(prefix_map.TITLE, inner)
     for view in views:
         if view.phase != "live":
             state = "connecting to" if view.phase == "connecting" else "nothing comes from"
@@ -85,6 +86,18 @@ def honesty(seen: Seen, forest: Forest | None, inner: int, map_title: bool = Fal
     out += words.told(_heard(server, views, whose), inner)
     unheard = _unheard(views)
     return out + (words.told(unheard, inner, "warn") if unheard else [])
+
+
+def doubts(seen: Seen) -> list[Line]:
+    """In a few words that the tree may be in part or of then, where it may; the blocks' panel says all of it."""
+    views = seen.server.kv
+    if any(view.phase != "live" for view in views):
+        return [[(" no KV events come", "warn")]]
+    if any(view.tree.doubtful_since is not None for view in views):
+        return [[(" events were missed", "warn")]]
+    if not sum(view.heard for view in views):
+        return [[(" no KV events yet", "dim")]]
+    return [] if all(view.tree.complete for view in views) else [[(" of what was heard", "dim")]]
 
 
 def _heard(server: ServerView, views: Sequence[KvView], whose: str) -> str:
@@ -105,13 +118,15 @@ def _heard(server: ServerView, views: Sequence[KvView], whose: str) -> str:
 def _unheard(views: Sequence[KvView]) -> str:
     """What was missed, and what goes on from nobody knows what."""
     churn = [view.tree.churn for view in views]
-    missed = sum(one.missed for one in churn)
+    missed, doubtful = sum(one.missed for one in churn), any(view.tree.doubtful_since is not None for view in views)
     orphans = sum(one.unknown_parents for one in churn)
     strays = sum(one.unknown_removals for one in churn)
     unknown = sum(one.unknown_events for one in churn)
     left_out = sum(one.left_out for one in churn)
     parts = [
-        f"missed {figures.plural(missed, 'message')}: blocks may be shown that are gone" if missed else "",
+        f"missed {figures.plural(missed, 'message')}{': blocks may be shown that are gone' if doubtful else ''}"
+        if missed
+        else "",
         f"{figures.plural(orphans, 'time')} stored after a parent that was not seen" if orphans else "",
         f"{figures.plural(strays, 'removal')} of blocks that were not seen" if strays else "",
         f"{figures.plural(unknown, 'event')} of a kind that is not known here" if unknown else "",

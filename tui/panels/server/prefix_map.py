@@ -1,7 +1,7 @@
 """A map of resident prefix blocks, by prefix: where they are in memory no event tells.
 
-Cells follow the prefix tree, depth first; a cell's height is how near to its root it is, its colour the prefix at the
-root. One that is of several blocks shows the first.
+Cells follow the prefix tree, depth first; a cell's height is how near to its root it is, its colour its branch, and
+the first cell of a run has a notch. One that is of several blocks shows the first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import numpy as np
 
 from tui.focus import ServerFocus
 from tui.look import Look
-from tui.panels.line import Line
+from tui.panels.line import Line, join
+from tui.panels.server.prefix_branches import TRUNK_ROLE
 from tui.panels.server.prefix_runs import Forest, Ints
 
 TITLE = "resident prefix blocks, by prefix (not physical places)"
+TITLE_BRIEF = "by prefix, not by physical place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ def lines(forest: Forest, focus: ServerFocus, columns: int, rows: int, front: bo
         line: Line = []
         for cell in range(begin, min(begin + shape.columns, shape.cells)):
             run = forest.runs[runs[cell]]
-            glyph = height(run.depth, look) if run.known else glyphs.missing
-            role = forest.hue(runs[cell])
+            begins = cell == 0 or runs[cell - 1] != runs[cell]
+            glyph = height(run.depth, look, begins) if run.known else glyphs.missing
+            role = forest.hues[runs[cell]]
             if cell == cursor:
                 glyph, role = glyphs.live, "cursor"
             elif runs[cell] == selected:
@@ -66,12 +69,29 @@ def lines(forest: Forest, focus: ServerFocus, columns: int, rows: int, front: bo
     return out
 
 
-def height(depth: int, look: Look) -> str:
-    """The glyph of a run by its depth: the tallest is a root; in ASCII the depth itself."""
+def height(depth: int, look: Look, begins: bool = False) -> str:
+    """The glyph of a run by its depth: the tallest is a root; in ASCII the depth itself. A run begins with a notch, in
+    ASCII with a letter, so that neighbours are told apart without colours."""
     if look.glyphs.ascii:
-        return str(min(depth, 9))
+        return "abcdefghij"[min(depth, 9)] if begins else str(min(depth, 9))
     fills = look.glyphs.fills
-    return fills[max(0, len(fills) - 1 - 2 * depth)]
+    return fills[max(0, len(fills) - 1 - 2 * depth - begins)]
+
+
+def legend(forest: Forest, inner: int, look: Look) -> list[Line]:
+    """What colours and heights mean, as far as there is room for it."""
+    glyphs = look.glyphs
+    branch = next((hue for hue in forest.hues if hue != TRUNK_ROLE), "")
+    parts: list[Line] = []
+    if forest.shared:
+        parts.append([(height(0, look), TRUNK_ROLE), (" shared by most", "dim")])
+    if branch:
+        parts.append([(height(int(forest.shared), look), branch), (" a colour a branch", "dim")])
+    if not all(run.known for run in forest.runs):
+        parts.append([(glyphs.missing, "text"), (" after what was not seen", "dim")])
+    parts.append([("0 1 2: how deep" if glyphs.ascii else "lower: deeper", "dim")])
+    parts.append([(height(1, look, True), "text"), (" begins a run", "dim")])
+    return [[(" ", "text"), *join(parts, (f" {glyphs.dot} ", "dim"), inner - 2)]]
 
 
 def moved(forest: Forest, focus: ServerFocus, key: str, columns: int, rows: int) -> ServerFocus | None:

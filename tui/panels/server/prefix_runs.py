@@ -15,8 +15,9 @@ from servers.kv_events import BlockHash
 from servers.kv_tree import KvTree, Run
 from tui import figures
 from tui.focus import ServerFocus
-from tui.look import HUES, Look
+from tui.look import Look
 from tui.panels.line import Line, clean, fit, length, spread
+from tui.panels.server import prefix_branches
 from tui.sources.view import KvView
 
 Ints = npt.NDArray[np.int64]
@@ -24,6 +25,7 @@ LARGE = 2_000  # runs, from which on a layout may be a second old
 _INDENT = 16  # cells of a row that its depth takes at most
 _NAMED = 48  # cells, from which on a prefix is called one
 _OPENING = 60  # cells from which on a row has its first token ids
+_NARROW = 34  # cells, under which a row is its name, its blocks and its share
 
 ABOVE = {  # what comes before a run that is not here
     "unseen": "blocks that were not seen",
@@ -36,7 +38,8 @@ class Forest:
     """Runs of all endpoints, depth first, in the order of the endpoints; a run's `sizes` are the rows under it.
 
     `starts` is the place of a run's first block among all, `tops` the number of the top-level prefix that it is part
-    of, `trunks` bits of the depths at which a line goes on beside it.
+    of, `branches` the run that its branch begins with, `hues` its colour's role, `trunks` bits of the depths at which
+    a line goes on beside it.
     """
 
     runs: tuple[Run, ...]
@@ -44,6 +47,8 @@ class Forest:
     sizes: Ints
     starts: Ints
     tops: Ints
+    branches: tuple[int, ...]
+    hues: tuple[str, ...]
     trunks: tuple[int, ...]
     blocks: int
     time: float  # at which it was laid out
@@ -71,9 +76,10 @@ class Forest:
                 shown[at + 1 : at + 1 + self.sizes[at]] = False
         return np.flatnonzero(shown)
 
-    def hue(self, index: int) -> str:
-        """The role of a run's colour, by its top-level prefix; what nothing is known before has none."""
-        return f"hue{int(self.tops[index]) % HUES}" if self.runs[index].known else "cached"
+    @property
+    def shared(self) -> bool:
+        """Whether there is a trunk, of which nearly all others go on."""
+        return prefix_branches.TRUNK in self.branches
 
 
 def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
@@ -106,7 +112,9 @@ def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
         depth = runs[index].depth
         trunks[index] = goes_on & ((2 << depth) - 1)
         goes_on = trunks[index] | 1 << depth
-    return Forest(tuple(runs), tuple(places), sizes, starts, tops, tuple(trunks), at, now)
+    branches = prefix_branches.branches(runs, places)
+    hues = prefix_branches.roles(runs, branches)
+    return Forest(tuple(runs), tuple(places), sizes, starts, tops, tuple(branches), hues, tuple(trunks), at, now)
 
 
 @dataclass(slots=True)
@@ -161,9 +169,10 @@ class Rows:
         return cls(runs, selected, max(0, top), count)
 
 
-def heads(inner: int) -> Line:
-    """The names of the columns."""
-    return spread([("  prefix runs", "dim")], [(_columns(inner, "blocks", "below", "of all", "tokens"), "dim")], inner)
+def heads(forest: Forest, inner: int) -> Line:
+    """How many runs there are, and the names of the columns."""
+    runs = figures.plural(len(forest), "prefix run" if inner >= _NAMED else "run")
+    return spread([(f"  {runs}", "dim")], [(_columns(inner, "blocks", "below", "of all", "tokens"), "dim")], inner)
 
 
 def lines(forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look) -> list[Line]:
@@ -178,8 +187,8 @@ def lines(forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look
 
 def _columns(inner: int, blocks: str, below: str, share: str, tokens: str) -> str:
     """Figures at the right of a row: what matters least gives way first."""
-    if inner < 34:
-        return f"{blocks:>7} {share:>7} "
+    if inner < _NARROW:
+        return f"{blocks:>5} {share:>5}"
     text = f"{blocks:>8} {below:>8} {share:>8} "
     return text if inner < 56 else f"{text}{tokens:>9} "
 
@@ -187,25 +196,30 @@ def _columns(inner: int, blocks: str, below: str, share: str, tokens: str) -> st
 def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, look: Look) -> Line:
     run, glyphs = forest.runs[index], look.glyphs
     fold = " " if not run.children else glyphs.right if closed else glyphs.down_open
-    role = "cursor" if selected else forest.hue(index)
+    role = "cursor" if selected else forest.hues[index]
     share = figures.percent(figures.ratio(run.blocks + run.below, forest.blocks))
+    indent = _branches(forest, index, look)[-min(_INDENT, inner // 4) :]
     name: Line = [
         (glyphs.live if selected else " ", role),
-        (_branches(forest, index, look)[-min(_INDENT, inner // 4) :], "faint"),
-        (f"{fold} ", "dim"),
+        (indent if inner >= _NARROW else indent[-2:], "faint"),
+        (f"{fold} " if inner >= _NARROW or run.children else "", "dim"),
     ]
     if closed and forest.sizes[index]:
         name.append((f"+{int(forest.sizes[index]):,} ", "dim"))
     if not run.known:
-        name.append((f"{glyphs.missing} after {ABOVE[run.above]} ", "warn"))
-    elif run.depth == 0:
-        called = "prefix " if inner >= _NAMED else "#"
-        name.append((f"{called}{int(forest.tops[index]) + 1:,} ", role))
+        name.append((f"{glyphs.missing} after {ABOVE[run.above]} " if inner >= _NAMED else glyphs.missing, "warn"))
+    elif run.depth == 0 and inner >= _NAMED:
+        name.append((f"prefix {int(forest.tops[index]) + 1:,} ", role))
+    named = inner >= _OPENING and run.opening
+    if not named:
+        brief = inner < _NARROW
+        called = prefix_branches.name(run.first, "" if brief else glyphs.more, 4 if brief else prefix_branches.SIGNS)
+        name.append((f"{called} ", role))
     if run.lora:
         name.append((f"lora {clean(run.lora)} ", "text"))
     if run.medium and run.medium.upper() != "GPU":
         name.append((f"in {clean(run.medium)} ", "text"))
-    if inner >= _OPENING and run.opening:
+    if named:
         name.append((opening(run, look), "dim"))
     right: Line = [
         (

@@ -44,14 +44,15 @@ class Layout:
     @classmethod
     def of(cls, seen: Seen, forest: Forest | None, inner: int, rows: int) -> Layout:
         above = _facts(seen, inner)
-        below = _told(seen, forest, inner)
+        below = _told(seen, inner)
         if forest is None:
             below = below[: max(0, rows - len(above))] if len(above) < rows else []
             return cls(above[:rows], 0, 0, 0, below)
         above.append(churn.words(seen, inner))
         if rows < 6:
             above = above[: max(1, rows - 2)]
-            return cls(above, 0, max(1, rows - len(above) - 1), 0, below[: max(0, rows - len(above) - 1)][:1])
+            below = below[: max(0, rows - len(above) - 1)][:1]
+            return cls(above, 0, max(1, rows - len(above) - len(below)), 0, below)
         below = below[: max(1, rows // 4)]
         above = above[: max(1, rows - len(below) - 3)]
         left = rows - len(above) - len(below) - 1
@@ -66,7 +67,7 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
     body = list(layout.above)
     right: Line = []
     if forest is not None:
-        body += [prefix_runs.heads(inner)] * layout.names
+        body += [prefix_runs.heads(forest, inner)] * layout.names
         shown = prefix_runs.lines(forest, frame.focus.server, inner, layout.tree, look)
         if not shown:
             shown = [[(" no prefix block is resident, as far as heard", "dim")]][: layout.tree]
@@ -179,10 +180,12 @@ def _row(inner: int, name: str, value: str, role: str = "value") -> Line:
     return [(" ", "text"), *spread([(name, "dim")], [(value, role)], min(inner - 2, _VALUES))]
 
 
-def _told(seen: Seen, forest: Forest | None, inner: int) -> list[Line]:
+def _told(seen: Seen, inner: int) -> list[Line]:
     """What KV events leave open, or how to have them."""
+    if seen.server.kv and inner < _NARROW:
+        return prefix_detail.doubts(seen)
     if seen.server.kv:
-        return prefix_detail.honesty(seen, forest, inner)
+        return prefix_detail.honesty(seen, inner)
     if inner < _NARROW:
         return words.told(words.NO_PREFIXES_BRIEF, inner)
     flag = words.kv_flag(seen.server.kind)

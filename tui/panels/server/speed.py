@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tui import figures
 from tui.look import Look
-from tui.panels.line import Line, cut, spread
+from tui.panels.line import Line, cut, fit
 from tui.panels.server import choice, latency, plots
 from tui.panels.server.seen import Seen
 from tui.view import Frame
@@ -13,6 +13,7 @@ _CHARTS = (plots.GENERATION, plots.PROMPT, plots.REQUESTS, plots.RUNNING, plots.
 _REASONS = 40  # cells, from which on a line says why a figure is not there
 _BRIEFLY = (("ttft", "TTFT"), ("itl", "ITL"), ("e2el", "E2E"))
 _TALL = 50  # cells from which on there is room for the table of latencies
+_CELL = 9  # cells of a figure, where there is not
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -29,6 +30,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body += [[]] * (left - len(body)) + [[], *table]
     else:
         body = [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[:3]]
+        body.append([(f" latency {'mean':>{_CELL}}{'p99':>{_CELL}}"[:inner], "dim")])
         body += [_brief(seen, term, name, inner, look) for term, name in _BRIEFLY]
         body += [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[3:]]
     title = f"speed, {figures.seconds(seen.window)}"
@@ -36,14 +38,11 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
 
 
 def _brief(seen: Seen, term: str, name: str, inner: int, look: Look) -> Line:
-    """One latency: its mean, and what half of the requests were at most."""
-    left: Line = [(f" {name:<8} ", "text")]
+    """One latency: its mean, and what all but a hundredth were at most."""
+    left: Line = [(f" {name:<7} ", "text")]
     if not seen.tells(term):
-        why = f"{figures.NOT_MEASURED} {seen.why(term)}" if inner >= _REASONS else figures.NOT_MEASURED
-        return cut([*left, (why, "dim")], inner - 1, look.glyphs.more)
+        why = f" {seen.why(term)}" if inner >= _REASONS else f"{figures.NOT_MEASURED:>{_CELL}}"
+        return cut([*left, (f"{figures.NOT_MEASURED:>{_CELL}}{why}", "dim")], inner - 1, look.glyphs.more)
     mean = seen.measures.mean(term) if seen.measures is not None else None
-    return spread(
-        [*left, (figures.seconds(mean), "latency"), (" mean", "dim")],
-        [(f"p99 {latency.quantile(seen, term, 99)} ", "latency")],
-        inner,
-    )
+    most = latency.quantile(seen, term, 99)
+    return fit([*left, (f"{figures.seconds(mean):>{_CELL}}{most:>{_CELL}}", "latency")], inner)
