@@ -18,6 +18,8 @@ from tui.sources.items import Failed, Item, KvLink, KvMessage, KvState, Scrape, 
 LEFT_OUT = "…"
 LEAST_SECRET = 4  # characters; a shorter one would be found everywhere
 LONGEST_REASON = 300  # characters
+_HASHES = frozenset({"block_hashes", "parent_block_hash", "hash", "removed"})  # fields that hold names of blocks
+_HASH = re.compile(r"-?[0-9]{1,80}|x[0-9a-f]{0,256}")
 _TOKENS = frozenset({"token_ids", "opening", "extra_keys", "prompt", "text"})  # fields that hold what somebody wrote
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r'\\([\\"n])')  # before others a backslash is one
@@ -115,12 +117,26 @@ class Redaction:
         return self._without_secrets(_CREDENTIAL.sub(LEFT_OUT, text))[:LONGEST_REASON]
 
     def _values(self, value: T) -> T:
-        """Builtins without the fields that hold what somebody wrote."""
+        """Builtins without the fields that hold what somebody wrote.
+
+        Names of blocks stay as they are: a short secret is found in some of them by chance, and a tree of others is
+        none.
+        """
         if isinstance(value, dict):
-            return {name: self._values(one) for name, one in value.items() if name not in _TOKENS}  # type: ignore[return-value]
+            return {
+                name: one if name in _HASHES and _are_hashes(one) else self._values(one)
+                for name, one in value.items()
+                if name not in _TOKENS
+            }  # type: ignore[return-value]
         if isinstance(value, list | tuple):
             return [self._values(one) for one in value]  # type: ignore[return-value]
         return self._name(value) if isinstance(value, str) else value  # type: ignore[return-value]
 
     def _without_secrets(self, text: str) -> str:
         return self._secret.sub(LEFT_OUT, text) if self._secret else text
+
+
+def _are_hashes(value: object) -> bool:
+    """Whether they are written as `servers.kv_events` writes hashes."""
+    hashes = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(one, int | None) or (isinstance(one, str) and _HASH.fullmatch(one)) for one in hashes)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from servers import exposition
-from servers.kv_events import BlockStored, decode, to_builtins
+from servers.kv_events import Batch, BlockStored, decode, hash_to_builtin, to_builtins
 from servers.kv_events import Heard as HeardKv
 from servers.reading import lines_known
 from servers.slots import Slot, read_slots
@@ -181,6 +181,33 @@ def test_no_text_no_keys_and_no_folders_are_recorded(encoding, tmp_path):
     assert [run.lora for kv in view.kv for run in kv.tree.runs()] == ["adapter", "adapter"]
     assert view.url == "http://127.0.0.1:8000/v1"
     assert view.measure(60.0) is not None
+
+
+@pytest.mark.parametrize("name", [lambda number: number << 52, lambda number: (number << 52).to_bytes(32, "big")])
+def test_a_short_secret_is_found_in_no_hash(name, tmp_path):
+    """As `--header 'X-Tenant: 1234'`: by chance its digits are in names of blocks, which hold nobody's words."""
+    hashes = [name(number) for number in range(1_000, 1_400)]
+    by_chance = [str(hash_to_builtin(hashes[at]))[6:12] for at in (7, 307)]
+
+    def message(sequence):
+        chain = hashes[sequence * 100 : sequence * 100 + 100]
+        event = BlockStored(tuple(chain), hashes[sequence * 100 - 1] if sequence else None, (), 16, lora="of 1234")
+        return KvMessage(
+            0, BEGIN + sequence, "tcp://127.0.0.1:5557", to_builtins(HeardKv(sequence, Batch(1.0, (event,))))
+        )
+
+    source, clock = fold([HEAD, message(0), message(1)])
+    recorder = SourceRecorder(tmp_path / "r.jsonl", [source], ("1234", *by_chance))
+    for sequence in (2, 3):
+        take(source, clock, message(sequence))
+    recorder.close()
+    again, _ = fold(read(tmp_path / "r.jsonl")[0])
+    (kv,) = again.view().kv
+    assert kv.phase == "live"
+    assert set(kv.tree.hashes()) == set(hashes)
+    assert {run.lora for run in kv.tree.runs()} == {"of …"}
+    odd = Redaction(["12345"]).of(KvMessage(0, 1.0, "tcp://h:1", {"block_hashes": ["words of 12345"], "hash": [12345]}))
+    assert odd.payload == {"block_hashes": ["words of …"], "hash": [12345]}
 
 
 def test_names_that_are_replaced_stay_apart():
