@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from tui.attached import Shown, Steps
 from tui.operator import Tell
@@ -225,7 +226,9 @@ class Attach:
                 for value in self._http.headers_for(target, ours).values():
                     yield value
                     yield value.rpartition(" ")[2]
-            yield from target.user.split(":")
+            for part in target.user.split(":"):
+                yield part
+                yield unquote(part)
 
     def _start_steps(self, target: Target) -> None:
         session = Session(target.url, http=self._http, user=target.user, clock=self._clock)

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 
 from servers.dialects import BY_KIND
 from servers.kv_events import to_builtins
@@ -58,17 +59,21 @@ class Poller:
             async with Http(self.target, self._settings, timeout, self._clock) as http:
                 began = self._clock()
                 while True:
-                    for task in events:
-                        if task.done():
+                    for task in self._beside(events):
+                        if task.done() and not task.cancelled():
                             task.result()  # a fault of this program is not to be silent
                     pause = await self._look(http)
                     looks = math.floor((self._clock() - began) / pause) + 1
                     await asyncio.sleep(max(0.0, began + looks * pause - self._clock()))
         finally:
-            tasks = [*events, *([self._asking] if self._asking is not None else [])]
+            tasks = self._beside(events)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _beside(self, events: list[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
+        """What goes on between looks."""
+        return events if self._asking is None else [*events, self._asking]
 
     async def _look(self, http: Http) -> float:
         """Ask once; gives the seconds from one look to the next."""
@@ -161,8 +166,9 @@ class Poller:
             )
 
         try:
-            async for message in subscribe(endpoint.events, endpoint.replay, told=told):
-                self._sink(KvMessage(self._source, self._clock(), endpoint.events, to_builtins(message)))
+            async with aclosing(subscribe(endpoint.events, endpoint.replay, told=told)) as messages:
+                async for message in messages:
+                    self._sink(KvMessage(self._source, self._clock(), endpoint.events, to_builtins(message)))
         except ValueError as error:
             self._sink(KvLink(self._source, self._clock(), endpoint.events, "failing", str(error)))
 

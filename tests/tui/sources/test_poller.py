@@ -6,6 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import pytest
+import zmq.asyncio
+
 from servers.kv_events import BlockStored
 from servers.reading import read
 from servers.slots import Slot
@@ -119,6 +122,34 @@ async def test_it_waits_for_a_server_and_finds_another_in_its_place():
         server.kind = "sglang"  # between two looks, and elsewhere: at /metrics
         await until(lambda: of(items, SourceHead)[-1].kind == "sglang")
     await server.stop()
+
+
+async def test_a_fault_of_this_program_while_a_version_is_asked_for_is_not_silent(monkeypatch):
+    async def fails(http, kind):
+        raise ZeroDivisionError("by this program")
+
+    monkeypatch.setattr("tui.sources.poller.ask_version", fails)
+    async with StandIn("vllm") as server:
+        poller = Poller(target(server.url), HttpSettings(), lambda item: None, 0, EVERY)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(poller.run(), 30)
+
+
+async def test_a_fault_over_kv_events_leaves_no_socket_open():
+    def sink(item):
+        if isinstance(item, KvMessage):
+            raise ZeroDivisionError("by this program")
+
+    context = zmq.asyncio.Context.instance()
+    before = len(context._sockets)
+    with KvPublisher(replay=True) as publisher:
+        publisher.publish(BlockStored((1, 2), None, tuple(range(8)), 4))
+        kv = (KvEndpoint(publisher.endpoint, publisher.replay_endpoint),)
+        async with StandIn() as server:
+            poller = Poller(Target("one", server.url, kv=kv), HttpSettings(), sink, 0, EVERY)
+            with pytest.raises(ZeroDivisionError) as fault:
+                await asyncio.wait_for(poller.run(), 30)
+            assert len([one for one in context._sockets if not one.closed]) == before, fault
 
 
 async def test_another_server_on_the_same_page():
