@@ -289,7 +289,7 @@ _LLAMA_CPP = Dialect(
         "prefixes": "it publishes no KV events",
         "requests": "it does not count requests",
         "preemptions": "it does not preempt",
-        **dict.fromkeys(("ttft", "itl", "tpot", "e2el", "queue"), "it tells no latencies"),
+        **dict.fromkeys(("ttft", "itl", "tpot", "e2el", "queue", "prefill", "decode"), "it tells no latencies"),
         "step_tokens": "it does not tell how many tokens a step has",
     },
     notes={"prompt_tokens": "counted when a prompt is done", "generation_tokens": _AT_END},

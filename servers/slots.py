@@ -9,8 +9,10 @@ MAX_SLOTS = 4_096
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A row of llama.cpp's batch. Token counts are of the request that it serves, or served last. None: that version
-    does not tell. `prompt_tokens`: those that are in its context so far, `cached_tokens` of them found there."""
+    """A row of llama.cpp's batch. Token counts are of the request that it serves; None: not told, as of idle ones.
+
+    `prompt_tokens`: those that are in its context so far, `cached_tokens` of them found there. `held`: all that are in
+    its context, those decoded included; an idle one keeps them for a prompt that begins so."""
 
     id: int
     busy: bool
@@ -19,6 +21,7 @@ class Slot(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     decoded: int | None = None
+    held: int | None = None
 
 
 class _Next(msgspec.Struct):
@@ -63,14 +66,19 @@ def _slot(row: _Row) -> Slot:
     cached = _told(row.n_prompt_tokens_cache)
     processed = _told(row.n_prompt_tokens_processed)
     held = _told(row.n_prompt_tokens)
+    busy = row.is_processing if row.is_processing is not None else row.state not in (None, 0, "0", "idle")
+    whole = processed is not None and cached is not None
+    if whole and not busy and not processed and not cached:  # it forgot its last request, and tells zeros
+        return Slot(row.id, busy, _told(row.id_task, row.task_id), _told(row.n_ctx), held=held)
     return Slot(
         id=row.id,
-        busy=row.is_processing if row.is_processing is not None else row.state not in (None, 0, "0", "idle"),
+        busy=busy,
         task=_told(row.id_task, row.task_id),
         context=_told(row.n_ctx),
         prompt_tokens=held if processed is None or cached is None else processed + cached,
         cached_tokens=cached,
         decoded=decoded,
+        held=held if whole else None,
     )
 
 

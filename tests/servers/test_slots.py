@@ -32,13 +32,20 @@ def read(*rows: dict[str, Any]) -> tuple[Slot, ...]:
 
 def test_a_busy_slot() -> None:
     assert read(NOW) == (
-        Slot(id=0, busy=True, task=135, context=65536, prompt_tokens=500, cached_tokens=400, decoded=32),
+        Slot(id=0, busy=True, task=135, context=65536, prompt_tokens=500, cached_tokens=400, decoded=32, held=532),
     )
 
 
 def test_a_slot_that_never_worked_tells_its_context_alone() -> None:
     idle = {"id": 3, "n_ctx": 4096, "speculative": False, "is_processing": False}
     assert read(idle) == (Slot(id=3, busy=False, context=4096),)
+
+
+def test_an_idle_slot_tells_what_it_keeps_and_nothing_of_its_last_request() -> None:
+    """As a real server answered after a request of 69 tokens in all: the zeros are of no request."""
+    idle = {**NOW, "is_processing": False, "n_prompt_tokens": 69, "n_prompt_tokens_processed": 0,
+            "n_prompt_tokens_cache": 0, "next_token": [{"n_remain": -1, "n_decoded": 0}]}  # fmt: skip
+    assert read(idle) == (Slot(id=0, busy=False, task=135, context=65536, held=69),)
 
 
 @pytest.mark.parametrize(

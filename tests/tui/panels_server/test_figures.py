@@ -237,9 +237,9 @@ def test_slots_of_llama_cpp_are_rows():
     view = watched.server("llama.cpp", slots=watched.SLOTS)
     for name in ("requests", "batch", "blocks"):
         shown = text(name, watched.frame(view))
-        assert re.search(r"0 busy +1,200 +800 +300 +4,096 ", shown), name
-        assert re.search(r"1 idle +0 +— +0 +4,096 ", shown)
-        assert re.search(r"2 busy +— +— +— +4,096 ", shown)
+        assert re.search(r"0 busy +1,200 +800 +300 +1,500 +4,096 ", shown), name
+        assert re.search(r"1 idle +— +— +— +69 +4,096 ", shown)
+        assert re.search(r"2 busy +— +— +— +— +4,096 ", shown)
 
 
 def test_our_engine_by_its_metrics_has_what_its_step_stream_told(ours):

@@ -72,7 +72,11 @@ def test_every_panel_is_as_wide_and_high_as_its_place(kind, look):
 def test_each_panel_says_what_this_kind_of_server_cannot_tell(kind):
     frame = watched.frame(watched.server(kind))
     told = BY_KIND[frame.server.kind].missing
-    assert words.NO_MAP in said(text("blocks", frame))
+    blocks = said(text("blocks", frame))
+    assert (
+        f"no map of blocks: {'metrics tell how much is used' if 'KV memory used' in blocks else told['blocks']}"
+        in blocks
+    )
     batch = said(text("batch", frame))
     assert words.NO_BATCH in batch
     assert told["batch"] in batch
@@ -105,6 +109,35 @@ def test_flags_that_make_servers_tell_are_named():
     assert "paged-top with --kv-events" in vllm
     llama = said(text("requests", watched.frame(watched.server("llama.cpp"))))
     assert "--slots" in llama
+
+
+def test_where_counters_are_raised_at_a_requests_end_the_small_panel_says_so_too():
+    for kind in ("tgi", "llama.cpp", "sglang"):
+        frame = watched.frame(watched.server(kind))
+        assert "tok at end" in text("speed", frame, 30, 9).splitlines()[0], kind
+        assert "tokens at a request's end" in text("speed", frame, 80, 20).splitlines()[0], kind
+    assert "at end" not in text("speed", watched.frame(watched.server("vllm")), 30, 9)
+
+
+def test_what_was_not_counted_is_not_nobodys_steps():
+    """A window without a step: not a rate of nothing, and why."""
+    made, engine = Looks(), EngineFigures()
+    for second in range(5):
+        made.add(Look(watched.BEGIN + second, read(page("vllm", [engine]))))
+    frame = watched.frame(watched.server("vllm", made=made))
+    assert f"— steps: {words.NONE_CAME}" in text("batch", frame)
+    assert re.search(r"│ — steps +│", text("batch", frame, 27, 9))
+
+
+def test_tokens_reckoned_from_a_share_are_marked():
+    assert re.search(r"· ~[\d,]+ of [\d,]+ tokens", text("blocks", watched.frame(watched.server("vllm"))))
+    assert re.search(r"· [\d,]+ of [\d,]+ tokens", text("blocks", watched.frame(watched.server("sglang"))))  # it tells
+
+
+def test_shares_of_waste_are_there_in_small_panels(ours):
+    shown = text("waste", watched.frame(ours[0]), 23, 4)
+    assert re.search(r"internal +[\d,]+ +[\d.]+ %", shown)
+    assert re.search(r"external +[\d,]+ +[\d.]+ %", shown)
 
 
 def test_counters_that_are_raised_at_a_requests_end_are_said_to_be():

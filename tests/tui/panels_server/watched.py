@@ -23,7 +23,7 @@ RECORDING = Path(__file__).parent.parent / "recording.jsonl.gz"
 BEGIN = 1_000.0  # of the watcher's clock
 SLOTS = (
     Slot(0, True, task=7, context=4096, prompt_tokens=1200, cached_tokens=800, decoded=300),
-    Slot(1, False, context=4096, prompt_tokens=0, decoded=0),
+    Slot(1, False, context=4096, held=69),
     Slot(2, True, task=9, context=4096),
 )
 

@@ -85,8 +85,12 @@ def _steps(seen: Seen, inner: int) -> list[Line]:
         steps = measures.count("step_tokens") if measures else None
         mean = measures.mean("step_tokens") if measures else None
         per_second = steps / measures.seconds if measures and steps and measures.seconds > 0 else None
-        parts.append([(figures.count(steps), "value"), (" steps  ", "dim"), (plots.a_second(per_second), "text")])
-        parts.append([(figures.count(mean), "value"), (" tokens a step, mean" if wide else " tokens a step", "dim")])
+        if steps is None:
+            why = f": {seen.why('step_tokens', 'batch')}" if wide else ""
+            parts.append([(f"{figures.NOT_MEASURED} steps{why}", "dim")])
+        else:
+            parts.append([(figures.count(steps), "value"), (" steps  ", "dim"), (plots.a_second(per_second), "text")])
+            parts.append([(figures.count(mean), "value"), (f" tokens a step{', mean' if wide else ''}", "dim")])
     elif seen.tells("steps"):
         grown = measures.growth.get("steps") if measures else None
         rate = plots.a_second(seen.rate("steps"))

@@ -156,7 +156,8 @@ def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
         if used is not None:
             parts.append([(figures.count(used), seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
         elif share is not None:
-            held = f"~{share * capacity:,.0f}"  # the share may be of one block less: of those that requests can have
+            about = "~" if share else ""  # the share may be of one block less: of those that requests can have
+            held = f"{about}{share * capacity:,.0f}"
             parts.append([(held, seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
     if facts.get("block_size"):
         of = f"{clean(facts['blocks'])} blocks of " if facts.get("blocks") else "blocks of "
@@ -223,4 +224,5 @@ def _told(seen: Seen, forest: Forest | None, inner: int, look: Look) -> list[Lin
     if server.kind == "paged-engine":
         return words.told(f"no map of its blocks here: {words.STEPS}", inner)
     further = words.MAP_BY_PREFIX if words.kv_flag(server.kind) else ""
-    return words.told(words.NO_MAP, inner) + (words.told(further, inner) if further else [])
+    why = words.NO_MAP if seen.tells("kv_usage") else f"no map of blocks: {words.missing(server.kind, 'blocks')}"
+    return words.told(why, inner) + (words.told(further, inner) if further else [])

@@ -70,7 +70,8 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
         body += [prefix_runs.heads(forest, inner)] * layout.names
         shown = prefix_runs.lines(forest, frame.focus.server, inner, layout.tree, look)
         if not shown:
-            shown = [[(" no prefix block is resident, as far as heard", "dim")]][: layout.tree]
+            said = " none is resident" if inner < _NARROW else " no prefix block is resident, as far as heard"
+            shown = [[(said, "dim")]][: layout.tree]
         body += shown + [[]] * (layout.tree - len(shown))
         if layout.chart:
             body += churn.chart(seen, inner - 1, layout.chart, look)

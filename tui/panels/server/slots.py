@@ -21,7 +21,7 @@ def lines(seen: Seen, focus: ServerFocus, inner: int, count: int, look: Look) ->
     """Their names' row, and as many slots as fit from where the selected one is among them."""
     slots = seen.server.slots or ()
     top = top_of(slots, focus, count - 1)
-    names = _columns(inner, "state", "prompt", "cached", "decoded", "context")
+    names = _columns(inner, "state", "prompt", "cached", "decoded", "held", "fits")
     out = [fit([(f" slot {names}", "dim")], inner)]
     for slot in slots[top : top + count - 1]:
         chosen = slot.id == focus.slot
@@ -32,6 +32,7 @@ def lines(seen: Seen, focus: ServerFocus, inner: int, count: int, look: Look) ->
             figures.count(slot.prompt_tokens),
             figures.count(slot.cached_tokens),
             figures.count(slot.decoded),
+            figures.count(tokens(slot)),
             figures.count(slot.context),
         )
         line: Line = [(look.glyphs.right if chosen else " ", "selected"), (f"{slot.id:>4} {text}", role)]
@@ -47,6 +48,8 @@ def lines(seen: Seen, focus: ServerFocus, inner: int, count: int, look: Look) ->
 
 def tokens(slot: Slot) -> int | None:
     """Of its context in use, as far as told."""
+    if slot.held is not None:
+        return slot.held
     if slot.prompt_tokens is None and slot.decoded is None:
         return None
     return (slot.prompt_tokens or 0) + (slot.decoded or 0)
@@ -54,7 +57,8 @@ def tokens(slot: Slot) -> int | None:
 
 def _columns(inner: int, *cells: str) -> str:
     state, *numbers = cells
-    shown = numbers if inner >= 48 else [numbers[0], numbers[2]] if inner >= 30 else [numbers[2]]
+    shown = numbers if inner >= 58 else numbers[:4] if inner >= 48 else [numbers[0], numbers[3]]
+    shown = shown if inner >= 30 else [numbers[3]]
     return f"{state:<5}" + "".join(f" {number:>8}" for number in shown)
 
 
@@ -107,8 +111,10 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         row("prompt tokens", figures.count(slot.prompt_tokens)),
         row("of them found in its cache", figures.count(slot.cached_tokens)),
         row("tokens decoded", figures.count(slot.decoded)),
+        row("held in its context", figures.count(tokens(slot))),
         row("tokens that fit", figures.count(slot.context)),
         [],
+        *words.told("an idle slot keeps its tokens for a prompt that begins so", width),
         *words.told("its texts are not kept here", width),
     ]
     return f"slot {slot.id}", out

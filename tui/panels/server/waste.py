@@ -38,7 +38,8 @@ def _slots(seen: Seen, inner: int, rows: int) -> list[Line]:
         value, whole = seen.gauge(term), seen.gauge(of) if of else capacity
         share = figures.ratio(value, whole) if value is not None and whole is not None else None
         role = seen.role("waste" if name in ("internal", "external") else "value")
-        left: Line = [(f" {name:<9}", "dim"), (f"{figures.count(value):>8}", role)]
+        wide = 8 if inner >= _NARROW else 5
+        left: Line = [(f" {name:<{wide + 1}}", "dim"), (f"{figures.count(value):>{wide}}", role)]
         words_of = (" of held" if of else " of pool") if inner >= 36 else ""
         out.append(spread(left, [(f"{figures.percent(share)}{words_of} ", role)], inner))
     return out

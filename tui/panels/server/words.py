@@ -19,6 +19,7 @@ NO_MAP_BRIEF = "no map: metrics tell no blocks"
 NO_SLOTS_BRIEF = "slots: not told"
 NO_PREFIXES_BRIEF = "prefixes: not told"
 NO_CONTROL = "nothing can be switched from here on this server: its settings are those it was started with"
+AT_END = "counted when a request ends"
 STEPS = "the engine's step stream tells it: leave --source metrics out"
 
 
