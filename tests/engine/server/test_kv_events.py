@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import ANY as ANYTHING
 
 import pytest
 
+import engine
 from engine.block_hash import extend_hashes
 from engine.kv_events import event_hash
 from tests.engine.server.test_restarts import core_of, until
@@ -119,10 +121,13 @@ def test_another_process_hears_what_is_stored_and_cleared_also_after_a_crash(sta
         pass  # it is free again
 
 
-def test_each_step_that_changes_the_cache_is_one_message_and_others_are_none(start_server) -> None:
-    server = start_server(*TINY, "--kv-events", ANY, "--kv-events-topic", "")
-    endpoint, replay = endpoints(server)
-    assert replay == ""
+def test_beyond_loopback_it_warns_and_each_step_that_changes_the_cache_is_one_message(start_server) -> None:
+    server = start_server(*TINY, "--kv-events", "tcp://0.0.0.0:0", "--kv-events-open", "--kv-events-topic", "")
+    warning, told = server.stderr.read_text().splitlines()
+    assert warning.startswith("paged-engine: --kv-events-open: --kv-events tcp://0.0.0.0:0: whoever reaches it reads")
+    place, port = told.rsplit(":", 1)
+    assert place == "paged-engine: KV events are published at tcp://0.0.0.0", "and told again nowhere"
+    endpoint = f"tcp://127.0.0.1:{port}"
     with listening(endpoint, "") as listener, server.http as http:
         last = listener.follow(http)
         http.post("/v1/completions", json={"prompt": PROMPT[:20], "max_tokens": 1}).raise_for_status()
@@ -164,13 +169,6 @@ def test_what_is_refused(options: tuple[str, ...], words: tuple[str, ...]) -> No
     check_one_line(run("serve", *TINY, "--port", "0", *options), *words)
 
 
-def test_beyond_loopback_it_warns(start_server) -> None:
-    server = start_server(*TINY, "--kv-events", "tcp://0.0.0.0:0", "--kv-events-open")
-    warning, told = server.stderr.read_text().splitlines()
-    assert warning.startswith("paged-engine: --kv-events-open: --kv-events tcp://0.0.0.0:0: whoever reaches it reads")
-    assert told.startswith("paged-engine: KV events are published at tcp://0.0.0.0:")
-
-
 def test_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.cli import make_parser
     from engine.config import EngineConfig
@@ -187,6 +185,12 @@ def test_the_environment_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_zmq_is_imported_only_where_it_is_asked_for() -> None:
-    code = "import sys, engine.core_process, engine.serve_command, engine.build\nassert 'zmq' not in sys.modules"
+    """The publisher alone needs it, and nobody needs the publisher before an option says so."""
+    texts = {path.name: path.read_text() for path in Path(engine.__file__).parent.rglob("*.py")}
+    assert [name for name, text in texts.items() if re.search(r"^ *(import|from) zmq", text, re.M)] == [
+        "kv_publisher.py"
+    ]
+    assert not [name for name, text in texts.items() if re.search(r"^(import|from) engine.kv_publisher", text, re.M)]
+    code = "import sys, engine.core_process, engine.serve_command\nassert 'zmq' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
