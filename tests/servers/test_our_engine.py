@@ -11,9 +11,8 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import msgspec
@@ -30,6 +29,7 @@ from servers.measures import measure
 from servers.reading import Reading, read
 from tests.engine.mirror import mirror_core
 from tests.engine.server.conftest import Server, start
+from tests.engine.server.test_restarts import core_of
 from tui.fold import EngineFold
 
 ANY = "tcp://127.0.0.1:0"
@@ -117,20 +117,14 @@ def ask(core: EngineCore, rng: random.Random, name: str) -> None:
 # The engine's process.
 
 
-@contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Server]:
-    server = start(folder, *OPTIONS, *options)
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start(tmp_path_factory.mktemp("engine"), *OPTIONS)
     try:
         yield server
     finally:
         server.process.kill()
         server.process.wait()
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("engine")) as server:
-        yield server
 
 
 def client(server: Server) -> httpx.AsyncClient:
@@ -405,25 +399,23 @@ async def test_its_events_are_its_cache_after_load_eviction_and_clearing(engine:
             assert late.complete
 
 
-async def test_its_events_are_its_cache_after_a_crash_too(tmp_path: Path) -> None:
-    with serving(tmp_path, "--fault", "kill@150") as server:
-        await crash(server)
-
-
-async def crash(server: Server) -> None:
-    async with client(server) as http, watched(server) as tree:
+async def test_its_events_are_its_cache_after_a_crash_too(engine: Server) -> None:
+    """Its process is killed while it works; the last test of this engine."""
+    async with client(engine) as http, watched(engine) as tree:
 
         async def restarts() -> int:
             health = (await http.get("/health")).json()
             return int(health["restarts"]) if health["status"] == "ok" else -1
 
-        for seed in range(100):
-            await load(http, 6, seed=100 + seed)
-            if await restarts() != 0:
-                break
+        await load(http, 6, seed=100)
+        await agree(tree, http)
+        stored = tree.churn.stored
+        loading = asyncio.create_task(load(http, 60, seed=101))
+        await until(lambda: tree.churn.stored > stored)
+        core_of(engine).kill()
+        await loading
         while await restarts() < 1:
             await asyncio.sleep(0.02)
-        assert tree.churn.stored > 0
         await load(http, 6, seed=5, longest=10)
         assert await restarts() == 1, "it was to live now"
         assert await agree(tree, http)
