@@ -171,6 +171,8 @@ def _targets(parser: Parser, options: argparse.Namespace) -> tuple[Target, ...]:
             parser.error("--kv-events is of one --url; in a --fleet file each line has its own kv=tcp://host:port")
         with _naming(parser, "--kv-events"):
             targets = (with_kv(targets[0], (*targets[0].kv, *options.kv_events)),)
+    if options.source == "metrics" and not targets and not (options.demo or options.web):
+        parser.error("--source metrics is of a server that runs: name it with --url or --fleet")
     if options.source == "steps" and len(targets) > 1:
         parser.error("--source: steps are of one --url alone: several are read by their metrics")
     if any(one.kv for one in targets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -46,11 +47,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class NotFound:
-    """`time` is when that was known, on the watcher's clock. `foreign`: it answers, and as no server known here."""
+    """`time` is when that was known, on the watcher's clock. `foreign`: it answers, and as no server known here.
+
+    `work`: seconds that reading what came took this program."""
 
     time: float
     phase: FailedPhase
     reason: str
+    work: float = 0.0
 
 
 async def find(http: Http) -> Found | NotFound:
@@ -63,10 +67,12 @@ async def find(http: Http) -> Found | NotFound:
             return NotFound(http.now(), "foreign" if isinstance(error, TooMuch) else "failing", str(error))
         answers.append((path, answer))
         if answer.status == 200:
+            began = time.thread_time()
             try:
                 reading = read(answer.text)
             except ValueError as error:
-                return NotFound(answer.time, "failing", f"its metrics cannot be read: {error}"[:MAX_WORDS])
+                reason = f"its metrics cannot be read: {error}"[:MAX_WORDS]
+                return NotFound(answer.time, "failing", reason, time.thread_time() - began)
             if reading is not None:
                 return Found(reading.kind, path, answer)
     refusal = next((told for _, answer in answers if (told := refused(http, answer)) is not None), None)

@@ -18,6 +18,9 @@ from tui.sources.targets import HttpSettings, Target
 
 CONNECT_SECONDS = 3.0
 MAX_ANSWER = 32 << 20  # bytes, unpacked
+# Each makes a piece of an answer a thousand times as long at most. One inside another would fill the memory at once.
+PACKED = ("gzip", "deflate")
+IDLE_SECONDS = 3.0  # a connection is kept: servers of Python close one after 5, perhaps just when a request comes
 
 
 class NoAnswer(Exception):
@@ -113,12 +116,22 @@ def open_client(
     keys along."""
     return httpx.AsyncClient(
         base_url=url,
-        headers=dict(headers),
+        headers={"Accept-Encoding": ", ".join(PACKED), **headers},
         timeout=timeout,
         trust_env=False,
         follow_redirects=False,
+        limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
+        event_hooks={"response": [_check_packing]},
         verify=_context(settings.ca_file, settings.insecure, url.startswith("https:")),
     )
+
+
+async def _check_packing(response: httpx.Response) -> None:
+    """Before any of it is unpacked. Raises httpx.DecodingError for what was not asked for."""
+    told = response.headers.get("content-encoding", "").strip().lower()
+    if told not in ("", "identity", *PACKED):
+        wanted = " or ".join(PACKED)
+        raise httpx.DecodingError(f"it packs its answer as {ascii(told)[:40]}, and {wanted} was asked for")
 
 
 def why(error: httpx.HTTPError, timeout: float) -> str:

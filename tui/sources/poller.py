@@ -22,6 +22,7 @@ from tui.sources.targets import HttpSettings, KvEndpoint, Target
 
 LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
 TIMEOUT_LOOKS = 3  # so many times the time between two looks
+REST = 20.0  # so many times as long as reading a page took this program, it is left alone then: others have pages too
 FOREIGN_SECONDS = 5.0  # between two looks at what is no server known here: each asks at several paths
 
 
@@ -43,12 +44,14 @@ class Poller:
         self._sink = sink
         self._source = source
         self._every = every
+        self._paced = every  # as it turned out
         self._clock = clock
         self._found: Found | None = None
         self._version = ""
         self._asking: asyncio.Task[None] | None = None  # for its version: nothing waits for that
         self._slots = True  # whether it tells its slots
         self._failing = False
+        self._work = 0.0  # seconds that reading the last page took this program
 
     async def run(self) -> None:
         """Look until cancelled. Never two looks at once: one that takes too long leaves out the next."""
@@ -62,9 +65,11 @@ class Poller:
                     for task in self._beside(events):
                         if task.done() and not task.cancelled():
                             task.result()  # a fault of this program is not to be silent
+                    self._work = 0.0
                     pause = await self._look(http)
+                    pause = max(pause, self._pace())
                     looks = math.floor((self._clock() - began) / pause) + 1
-                    await asyncio.sleep(max(0.0, began + looks * pause - self._clock()))
+                    await asyncio.sleep(max(REST * self._work, began + looks * pause - self._clock()))
         finally:
             tasks = self._beside(events)
             for task in tasks:
@@ -75,12 +80,23 @@ class Poller:
         """What goes on between looks."""
         return events if self._asking is None else [*events, self._asking]
 
+    def _pace(self) -> float:
+        """Seconds between two looks, which are more where reading one takes its time; that is told."""
+        pace = self._every
+        while pace < REST * self._work:
+            pace *= 2
+        if pace != self._paced:
+            self._paced = pace
+            self._tell_head()
+        return pace
+
     async def _look(self, http: Http) -> float:
         """Ask once; gives the seconds from one look to the next."""
         found = self._found
         if found is None:
             outcome = await find(http)
             if isinstance(outcome, NotFound):
+                self._work = outcome.work
                 self._fail(outcome.time, outcome.phase, outcome.reason)
                 return max(self._every, FOREIGN_SECONDS) if outcome.phase == "foreign" else self._every
             await self._take(http, outcome, outcome.answer)
@@ -93,9 +109,11 @@ class Poller:
             self._fail(http.now(), "failing", str(error))
             return self._every
         if answer.status == 200:
+            began = time.thread_time()
             try:
                 kind = kind_of(answer.text, found.kind)
             except ValueError as error:
+                self._work = time.thread_time() - began
                 self._fail(answer.time, "failing", f"its metrics cannot be read: {error}")
                 return self._every
             if kind is not None:
@@ -125,12 +143,15 @@ class Poller:
             if self._asking is not None:
                 self._asking.cancel()
             self._asking = asyncio.create_task(self._ask_version(http, found.kind))
+        began = time.thread_time()
         try:
             text = lines_known(answer.text)
         except ValueError as error:
+            self._work = time.thread_time() - began
             self._fail(answer.time, "failing", f"its metrics cannot be read: {error}")
             return
         self._sink(Scrape(self._source, answer.time, answer.took, text))
+        self._work = time.thread_time() - began
         if found.kind == "llama.cpp" and self._slots:
             await self._look_at_slots(http)
 
@@ -187,6 +208,6 @@ class Poller:
                 self._version,
                 time.time(),
                 time=self._clock(),
-                every=self._every,
+                every=self._paced,
             )
         )

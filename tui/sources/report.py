@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from servers.terms import COUNTERS, GAUGES, HISTOGRAMS
 from tui.sources.fleet import Row, rows, totals
 from tui.sources.view import FleetView, ServerView
 
+_UNSEEN = re.compile(r"[^\n -~]")
 PERCENTILES = (50, 90, 99)
 # Terms that a server may have and does not tell are null; those behind these are of the project's own engine alone.
 _COMMON = frozenset((*COUNTERS[: COUNTERS.index("steps") + 1], *GAUGES[: GAUGES.index("hit_rate") + 1]))
@@ -39,7 +42,13 @@ def fleet_report(view: FleetView, seconds: float) -> dict[str, Any]:
 
 
 def encode(report: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    """JSON for people and programs: what a server calls itself is escaped where it could move a terminal's cursor."""
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+    return _UNSEEN.sub(lambda found: found[0] if found[0].isprintable() else _escaped(found[0]), text)
+
+
+def _escaped(sign: str) -> str:
+    return json.dumps(sign)[1:-1]
 
 
 def _of_row(row: Row) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+from contextlib import suppress
+
 import pytest
 
 from tests.servers.certificates import make_authority
@@ -15,6 +19,10 @@ from tui.sources.targets import HttpSettings, Target, target
 async def look(server, settings=HttpSettings(), timeout=10.0, url=None):  # noqa: B008
     async with Http(target(url or server.url), settings, timeout) as http:
         return await find(http)
+
+
+def address_of(server):
+    return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,3 +172,40 @@ async def test_zipped_and_plain_pages_are_the_same():
 def test_an_address_shows_no_user():
     one = target("http://me:s3cret@h:1/llm")
     assert one == Target("h:1/llm", "http://h:1/llm", "me:s3cret")
+
+
+@pytest.mark.parametrize("told", ["gzip, gzip", "br", "gz\x1b[31mip"])
+async def test_what_is_packed_in_a_way_that_nobody_asked_for_is_not_unpacked(told):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        bomb = gzip.compress(gzip.compress(b"\n" * (64 << 20)))  # what is in it is not even valid
+        head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {told}\r\nContent-Length: {len(bomb)}\r\n\r\n"
+        writer.write(head.encode() + bomb)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        found = await look(None, url=address_of(server))
+    assert (found.phase, found.reason.isprintable()) == ("failing", True)
+    if "\x1b" not in told:
+        assert found.reason == f"it packs its answer as '{told}', and gzip or deflate was asked for"
+
+
+async def test_a_connection_that_rested_is_not_used_again(monkeypatch):
+    monkeypatch.setattr("tui.sources.http.IDLE_SECONDS", 0.2)
+    opened = []
+
+    async def answer(reader, writer):
+        opened.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, Http(target(address_of(server)), HttpSettings(), 5) as http:
+        assert [(await http.get("/")).text for _ in range(3)] == ["ok"] * 3
+        await asyncio.sleep(0.3)
+        assert (await http.get("/")).text == "ok"
+    assert len(opened) >= 2

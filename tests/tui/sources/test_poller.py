@@ -232,3 +232,23 @@ async def test_several_engines_and_models_come_in_one_page():
         reading = read(of(items, Scrape)[-1].text)
         assert len(reading.engines) == 3
         assert reading.totals()["running"] == 6
+
+
+async def test_a_page_that_takes_long_to_read_is_asked_for_less_often(monkeypatch):
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr("tui.sources.poller.time.thread_time", lambda: next(ticks) * 3 * EVERY)  # each reading: 3
+    monkeypatch.setattr("tui.sources.poller.REST", 2.0)
+    async with StandIn() as server, polling(target(server.url)) as (items,):
+        await until(lambda: len(of(items, Scrape)) >= 3)
+        assert all(later.time - earlier.time >= 6 * EVERY for earlier, later in pairwise(of(items, Scrape)))
+        assert [head.every for head in of(items, SourceHead)][-1] == 8 * EVERY  # what is told of it
+
+
+async def test_a_page_that_cannot_be_read_and_takes_long_is_too(monkeypatch):
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr("tui.sources.finder.time.thread_time", lambda: next(ticks) * 3 * EVERY)
+    monkeypatch.setattr("tui.sources.poller.REST", 2.0)
+    async with StandIn() as server, polling(target(server.url)) as (items,):
+        server.mode = "garbage"
+        await until(lambda: len(of(items, Failed)) >= 3)
+        assert all(later.time - earlier.time >= 6 * EVERY for earlier, later in pairwise(of(items, Failed)))

@@ -207,3 +207,13 @@ async def test_slots_and_kv_events_are_counted():
         assert (kv["endpoint"], kv["phase"], kv["messages"], kv["resident_blocks"]) == (
             publisher.endpoint, "live", 1, 3,
         )  # fmt: skip
+
+
+async def test_json_has_nothing_that_moves_a_cursor():
+    name = "a\x1b[31m\x9b2J\u202eb\U000e0001\u00e9"
+    async with StandIn("vllm", [EngineFigures(name)]) as server:
+        code, out, _ = await run("--url", server.url, "--json")
+    assert code == 0
+    assert all(sign.isprintable() or sign == "\n" for sign in out)
+    assert "\u00e9" in out
+    assert json.loads(out)["models"] == [name]

@@ -150,6 +150,7 @@ def test_a_bad_fleet_file_is_one_line_that_names_it(tmp_path, capsys, text, word
         (["--url", "h:1", "--kv-events", "tcp://h:1", "--kv-events", "tcp://h:1"], "--kv-events: an endpoint is named"),
         (["--url", "h:1-2", "--source", "steps"], "--source: steps are of one --url"),
         (["--url", "h:1", "--kv-events", "tcp://h:1", "--source", "steps"], "--source: steps have all of KV memory"),
+        (["--source", "metrics"], "--source metrics is of a server that runs: name it with --url or --fleet"),
         (["--url", "h:1", "--source", "guess"], "--source: must be one of auto, steps, metrics"),
         (["--url", "h:1", "--every", "0.1"], "--every: must be a number from 0.2 to 60"),
         (["--url", "h:1", "--every", "nan"], "--every: must be a number"),
