@@ -17,21 +17,27 @@ import aiohttp
 from loadgen.client import reason
 from loadgen.server_figures import Figures, Levels, growth, untold
 from servers.dialects import DIALECTS
-from servers.measures import Measures, measure
-from servers.reading import Reading, read
+from servers.measures import Measures, broken, measure
+from servers.reading import Reading, read, reading
 from servers.terms import Engine
 
 EVERY = 1.0  # seconds between looks
 SOON = 0.2  # of that, to the first one
+REST = 20  # times as long as a page took to read, to the next look at it: requests wait while it is read
 TIMEOUT = 5.0  # seconds of one look, of all at the beginning, and of all at the end
 LONGEST_PAGE = 1 << 25  # bytes
 _SETTLE = 0.1  # seconds: some servers count a request's tokens a moment after they have answered it
 _SETTLES = 20
+_TRIES = 3  # of the last look: one that fails would lose the figures of the whole run
 _BUCKETS = re.compile(r"^[^#\s]*_bucket\{.*\n?", re.MULTILINE)
 
 
 class NoMetrics(Exception):
     """A look that brought nothing; the message says why."""
+
+
+class _TooLong(NoMetrics):
+    """A page that was taken as far as it may go."""
 
 
 def pages_of(address: str) -> tuple[str, ...]:
@@ -45,46 +51,79 @@ def _paths() -> list[str]:
     return [path for dialect in DIALECTS for path in dialect.paths]
 
 
-async def find_metrics(http: aiohttp.ClientSession, address: str) -> tuple[str, Reading]:
-    """Where the metrics of a server are, and the first look. Raises `NoMetrics` within `TIMEOUT`."""
+async def find_metrics(http: aiohttp.ClientSession, address: str, deadline: float | None = None) -> tuple[str, Reading]:
+    """Where the metrics of a server are, and the first look. Raises `NoMetrics` within `TIMEOUT`, or by the deadline of
+    the event loop's clock."""
+    deadline = _deadline() if deadline is None else deadline
     told: list[str] = []
-    where = address
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            for where in pages_of(address):
-                try:
-                    return where, await scrape(http, where)
-                except NoMetrics as error:
-                    told.append(f"{where} {error}")
-    except TimeoutError:
-        told.append(f"{where} did not answer within {TIMEOUT:g} s")
+    for where in pages_of(address):
+        try:
+            return where, await scrape(http, where, deadline)
+        except NoMetrics as error:
+            told.append(f"{where} {error}")
     raise NoMetrics(next((why for why in told if not why.endswith(" 404")), told[0]))
 
 
-async def scrape(http: aiohttp.ClientSession, where: str, *, histograms: bool = True) -> Reading:
-    """One look; without `histograms` it is so cheap that it disturbs no request. Raises `NoMetrics`."""
+async def scrape(http: aiohttp.ClientSession, where: str, deadline: float) -> Reading:
+    """One look. Raises `NoMetrics`."""
+    return _read(await _fetch(http, where, deadline))
+
+
+async def _fetch(http: aiohttp.ClientSession, where: str, deadline: float) -> str:
+    """A page. Raises `NoMetrics`."""
     try:
-        async with asyncio.timeout(TIMEOUT), http.get(where, allow_redirects=False) as reply:
+        async with asyncio.timeout_at(deadline), http.get(where, allow_redirects=False) as reply:
             if reply.status != 200:
                 raise NoMetrics(f"answered {reply.status}")
             page = bytearray()
             async for received in reply.content.iter_any():
                 page += received
                 if len(page) > LONGEST_PAGE:
-                    raise NoMetrics(f"is longer than {LONGEST_PAGE:,} bytes")
+                    raise _TooLong(f"is longer than {LONGEST_PAGE:,} bytes")
     except TimeoutError:
         raise NoMetrics(f"did not answer within {TIMEOUT:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise NoMetrics(f"cannot be asked: {reason(error)}") from None
-    text = page.decode("utf-8", "replace")
+    return page.decode("utf-8", "replace")
+
+
+def _read(page: str) -> Reading:
+    """Raises `NoMetrics` for a page of nothing that is known."""
     try:
-        reading = read(text if histograms else _BUCKETS.sub("", text))
+        found = read(page)
     except ValueError as error:
         raise NoMetrics(f"has a line that cannot be read: {error}") from None
-    if reading is None:
+    if found is None:
         names = ", ".join(dict.fromkeys(dialect.marks[0] for dialect in DIALECTS))
         raise NoMetrics(f"tells no metrics that are known here (names begin with {names})")
-    return reading
+    return found
+
+
+async def settled(http: aiohttp.ClientSession, where: str, look: Reading, deadline: float) -> Reading:
+    """The first look from this one on after which counters stand still, or the last that there is time for.
+
+    Some servers count a request's tokens a moment after they have answered it.
+    """
+    for _ in range(_SETTLES):
+        await asyncio.sleep(_SETTLE)
+        try:
+            again = await scrape(http, where, deadline)
+        except NoMetrics:
+            break
+        if again.counters == look.counters:
+            break
+        look = again
+    return look
+
+
+def _deadline() -> float:
+    """Of the event loop's clock."""
+    return asyncio.get_running_loop().time() + TIMEOUT
+
+
+def _without_histograms(found: Reading) -> Reading:
+    """What the looks of a run are compared by: these leave out buckets."""
+    return reading(found.kind, found.counters, found.gauges, facts=found.facts)
 
 
 @dataclass(slots=True)
@@ -105,14 +144,18 @@ class ServerMetrics:
     def __init__(self, http: aiohttp.ClientSession, where: str, first: Reading, every: float) -> None:
         self._http, self.where, self.first = http, where, first
         self._began = time.monotonic()
-        self._levels, self._seen = Levels(), _Seen(first)
+        self._levels, self._seen = Levels(), _Seen(_without_histograms(first))
         self._looking = asyncio.create_task(self._look(every))
 
     @classmethod
     async def start(cls, http: aiohttp.ClientSession, address: str, every: float = EVERY) -> ServerMetrics:
-        """Look for the first time. Raises `NoMetrics` if the server has no metrics that are known here."""
-        where, first = await find_metrics(http, address)
-        return cls(http, where, first, every)
+        """Look for the first time, when what was asked before is counted.
+
+        Raises `NoMetrics` if the server has no metrics that are known here.
+        """
+        deadline = _deadline()
+        where, first = await find_metrics(http, address, deadline)
+        return cls(http, where, await settled(http, where, first, deadline), every)
 
     @property
     def looks(self) -> int:
@@ -129,28 +172,42 @@ class ServerMetrics:
         return self._seen.restarts
 
     async def _look(self, every: float) -> None:
-        """First soon: a run may be short. A look that took long leaves out the next ones."""
-        due = every * SOON
+        """First soon: a run may be short. A look that took long leaves out the next ones, and buckets are not read:
+        all that is wanted of these is their growth over the run."""
+        due = self._began + every * SOON
         while True:
-            await asyncio.sleep(self._began + due - time.monotonic())
-            due = max(math.floor(due / every) + 1, math.ceil((time.monotonic() - self._began) / every)) * every
-            began = time.monotonic()
+            await asyncio.sleep(due - time.monotonic())
+            began, worked = time.monotonic(), 0.0
             try:
-                reading = await scrape(self._http, self.where, histograms=False)
-                self._follow(reading)
-                self._levels.take(reading)
-                self._seen.looks += 1
+                page = await _fetch(self._http, self.where, _deadline())
+                came = time.monotonic()
+                try:
+                    self._take(_read(_BUCKETS.sub("", page)))
+                finally:
+                    worked = time.monotonic() - came
             except NoMetrics as error:
                 self._seen.failed += 1
                 self._seen.why_failed = str(error)
-            self._seen.slowest = max(self._seen.slowest, time.monotonic() - began)
+                if isinstance(error, _TooLong):
+                    worked = time.monotonic() - began
+            now = time.monotonic()
+            self._seen.slowest = max(self._seen.slowest, now - began)
+            due = self._began + every * math.ceil((now + REST * worked - self._began) / every)
 
-    def _follow(self, reading: Reading) -> None:
+    def _take(self, look: Reading) -> None:
+        self._follow(look)
+        self._levels.take(look)
+        self._seen.looks += 1
+
+    def _follow(self, look: Reading) -> None:
         """A counter that fell began anew: what it had reached before is lost."""
         seen = self._seen
-        if measure(seen.newest, reading, 1.0).restarted:
-            seen.restarts.append(round(time.monotonic() - self._began, 3))
-        seen.newest = reading
+        if broken(seen.newest, look):
+            self._restarted()
+        seen.newest = look
+
+    def _restarted(self) -> None:
+        self._seen.restarts.append(round(time.monotonic() - self._began, 3))
 
     async def finish(self) -> Figures:
         """The figures from the start to now. What a server that tells no more has counted is None."""
@@ -160,11 +217,13 @@ class ServerMetrics:
         seconds = time.monotonic() - self._began
         seen, last, lost = self._seen, None, ""
         try:
-            last = await self._settled()
+            last = await self._last()
         except NoMetrics as error:
             lost = str(error)
         else:
-            self._follow(last)
+            self._follow(_without_histograms(last))
+            if not seen.restarts and broken(self.first, last):
+                self._restarted()
         dialect = next(dialect for dialect in DIALECTS if dialect.kind == self.first.kind)
         figures: Figures = {
             "names_of": self.first.kind,
@@ -202,23 +261,19 @@ class ServerMetrics:
             for engine in engines
         ]
 
-    async def _settled(self) -> Reading:
-        """The first reading after which the counters stand still, or the last that there was time for."""
-        deadline = time.monotonic() + TIMEOUT
-        last = await scrape(self._http, self.where)
-        for _ in range(_SETTLES):
-            if time.monotonic() + _SETTLE > deadline:
-                break
-            await asyncio.sleep(_SETTLE)
+    async def _last(self) -> Reading:
+        """The last look, when all is counted. Raises `NoMetrics` within `TIMEOUT`."""
+        deadline = _deadline()
+        for left in reversed(range(_TRIES)):
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
-                    again = await scrape(self._http, self.where)
-            except (NoMetrics, TimeoutError):
+                look = await scrape(self._http, self.where, deadline)
+            except NoMetrics:
+                if not left or asyncio.get_running_loop().time() > deadline - _SETTLE:
+                    raise
+                await asyncio.sleep(_SETTLE)
+            else:
                 break
-            if again.counters == last.counters:
-                break
-            last = again
-        return last
+        return await settled(self._http, self.where, look, deadline)
 
     async def close(self) -> None:
         """Look no more."""

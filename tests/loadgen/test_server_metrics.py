@@ -180,9 +180,10 @@ async def serving(answers: Iterable[str | int], path: str = "/metrics") -> Async
 
 async def test_from_start_to_finish() -> None:
     first, last = pages("vllm")
-    async with serving([first, first, last, 500, last]) as url, aiohttp.ClientSession() as http:
+    async with serving([first, first, first, last, 500, last]) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url, every=0.01)
-        await asyncio.sleep(0.1)
+        while metrics.looks < 3:
+            await asyncio.sleep(0.005)
         found = await metrics.finish()
     assert found is not None
     assert (found["names_of"], found["where"], found["prompt_tokens"]) == ("vllm", f"{url}/metrics", 1000)
@@ -228,7 +229,7 @@ async def test_of_a_server_that_fell_silent_what_was_seen_is_told() -> None:
 
 
 async def test_a_restart_in_between_is_seen_though_the_end_is_higher() -> None:
-    counts = [f"vllm:prompt_tokens_total {count}\n" for count in (100, 3, 500)]
+    counts = [f"vllm:prompt_tokens_total {count}\n" for count in (100, 100, 3, 500)]
     async with serving(counts) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url, every=0.01)
         while not metrics.restarts:
@@ -304,12 +305,82 @@ async def test_figures_are_numbers_that_json_has() -> None:
 
 
 async def test_counters_that_still_move_are_waited_for() -> None:
-    late = [f"llamacpp:tokens_predicted_total {count}\n" for count in (0, 10, 20, 30)]
+    late = [f"llamacpp:tokens_predicted_total {count}\n" for count in (0, 0, 10, 20, 30)]
     async with serving(late) as url, aiohttp.ClientSession() as http:
         metrics = await ServerMetrics.start(http, url)
         found = await metrics.finish()
     assert found is not None
     assert found["generation_tokens"] == 30
+
+
+async def test_what_is_counted_late_of_earlier_requests_is_not_of_the_run() -> None:
+    """A trial request's tokens, or those of the run before."""
+    late = [f"llamacpp:tokens_predicted_total {count}\n" for count in (0, 2, 2, 12)]
+    async with serving(late) as url, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, url)
+        found = await metrics.finish()
+    assert found["generation_tokens"] == 10
+
+
+async def test_one_last_look_that_fails_does_not_lose_the_run() -> None:
+    first, last = pages("vllm")
+    async with serving([first, first, 503, 503, last]) as url, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, url)
+        found = await metrics.finish()
+    assert (found["lost"], found["prompt_tokens"]) == ("", 1000)
+
+
+_STEPS = """\
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 1
+nv_trt_llm_general_metrics{general_type="iteration_counter",model="tensorrt_llm",version="1"} COUNT
+"""
+_RESPONSES = """\
+nv_inference_first_response_histogram_ms_bucket{model="ensemble",version="1",le="100"} COUNT
+nv_inference_first_response_histogram_ms_bucket{model="ensemble",version="1",le="+Inf"} COUNT
+nv_inference_first_response_histogram_ms_sum{model="ensemble",version="1"} COUNT0
+nv_inference_first_response_histogram_ms_count{model="ensemble",version="1"} COUNT
+"""
+
+
+@pytest.mark.parametrize(("counts", "restarted"), [((5, 6, 9), False), ((5, 6, 3), True)])
+async def test_looks_without_buckets_are_no_restart(counts: tuple[int, ...], restarted: bool) -> None:
+    """Triton tells the first responses of its ensemble, and nothing else by that name."""
+    told = [(_STEPS + _RESPONSES).replace("COUNT", str(count)) for count in (counts[0], *counts)]
+    async with serving(told) as url, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, url, every=0.01)
+        while metrics.looks < 2:
+            await asyncio.sleep(0.005)
+        found = await metrics.finish()
+    assert (found["restarted"], found["count_ttft"]) == (restarted, None if restarted else 4)
+
+
+async def test_a_restart_that_only_histograms_show_is_one() -> None:
+    told = [_STEPS.replace("COUNT", "7") + _RESPONSES.replace("COUNT", count) for count in ("5", "5", "3")]
+    async with serving(told) as url, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, url)
+        found = await metrics.finish()
+    assert (found["restarted"], len(found["restarts"]), found["count_ttft"]) == (True, 1, None)
+
+
+@pytest.mark.parametrize("what", ["read", "taken"])
+async def test_a_page_that_takes_long_is_looked_at_rarely(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait while a page is read, and while one is taken that has no end."""
+    async with StandIn("vllm") as server, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, server.url, every=0.01)
+        while metrics.looks < 3:
+            await asyncio.sleep(0.005)
+        if what == "read":
+            monkeypatch.setattr(server_metrics, "read", lambda page: time.sleep(0.03) or read(page))
+        else:
+            monkeypatch.setattr(server_metrics, "LONGEST_PAGE", 1 << 24)
+            server.mode = "endless"
+        told = metrics.looks + metrics.failed
+        while metrics.looks + metrics.failed < told + 2:  # the one that may be under way, and a slow one
+            await asyncio.sleep(0.005)
+        asked = server.metrics_asked
+        await asyncio.sleep(0.1)
+        assert server.metrics_asked == asked
+        await metrics.close()
 
 
 async def test_the_projects_own_engine_counts_what_its_answers_tell() -> None:
