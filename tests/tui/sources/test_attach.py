@@ -143,7 +143,8 @@ async def test_nothing_that_answers_is_waited_for_as_a_paged_engine_is():
             await server.stop()
 
 
-async def test_a_paged_engine_that_comes_in_a_servers_place_is_shown_by_its_steps():
+async def test_a_paged_engine_that_comes_in_a_servers_place_is_shown_by_its_steps(monkeypatch):
+    monkeypatch.setattr("tui.feed.BACK_OFF", (EVERY,))
     server = StandIn("vllm")
     await server.start()
     async with showing(alone(server)) as screen:
@@ -204,7 +205,7 @@ async def test_a_paged_engine_that_refuses_its_steps_is_shown_by_its_metrics():
 
 
 async def test_one_that_hangs_does_not_hold_up_the_others(monkeypatch):
-    monkeypatch.setattr("tui.sources.poller.LEAST_TIMEOUT", 1.0)
+    monkeypatch.setattr("tui.sources.poller.LEAST_TIMEOUT", 0.3)
     hanging = StandIn("vllm")
     hanging.mode = "hang"
     async with serving(StandIn("vllm"), hanging, StandIn("tgi")) as servers, showing(fleet(*servers)) as screen:
