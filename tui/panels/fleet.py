@@ -24,6 +24,7 @@ from tui.panels.fleet_columns import (
 )
 from tui.panels.ledgers import WINDOWS
 from tui.panels.line import Line, box, clean, cut
+from tui.panels.server import words
 from tui.sources import fleet as figures_of
 from tui.sources.fleet import Row, Totals
 from tui.sources.view import FleetView
@@ -223,12 +224,21 @@ def _told(row: Row, inner: int, look: Look) -> Line:
     """Where the server under the cursor is, and why it does not tell, where it does not."""
     link = row.server.link
     parts: list[Line] = [[(clean(row.name), "value")], [(clean(row.server.url), "dim")]]
+    if note := _late(row):
+        parts.insert(1, [(f"tokens {note}", "dim")])
     if link.detail:
         parts.insert(1, [(clean(link.detail), ROLES.get(link.phase, "bad") if link.phase != "live" else "dim")])
     line: Line = [(" ", "text")]
     for part in parts:
         line += [*part, ("  ", "text")]
     return cut(line, inner, look.glyphs.more)
+
+
+def _late(row: Row) -> str:
+    """When tokens are counted, where that is not as they come: their rate is then of requests that ended."""
+    pace = row.measures.pace("generation_tokens") if row.measures is not None else None
+    note = words.note(row.server.kind, "generation_tokens")
+    return note if pace is not None and not pace.live else ""
 
 
 def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
@@ -246,11 +256,11 @@ def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
         ("why", clean(link.detail), "text"),
         ("last heard", "never" if link.age is None else f"{figures.seconds(link.age)} ago", "text"),
         ("models", ", ".join(map(clean, row.models)) or figures.NOT_MEASURED, "text"),
+        ("tokens", _late(row), "text"),
         ("engines", figures.count(len(server.engines)) if server.engines else figures.NOT_MEASURED, "text"),
     ]
-    lines: list[Line] = [
-        [(f" {name:<13}", "dim"), (value, role)] for name, value, role in about if value or name != "why"
-    ]
+    said = [part for part in about if part[1] or part[0] not in ("why", "tokens")]
+    lines: list[Line] = [[(f" {name:<13}", "dim"), (value, role)] for name, value, role in said]
     if not row.tells and row.measures is not None:
         lines.append([(" these figures are of then, and in no total", "warn")])
     lines.append([])

@@ -10,6 +10,7 @@ from tui.keys import GlobalKey, offered
 from tui.look import Look
 from tui.panels import block_map, sets
 from tui.panels.line import Line, box, fit
+from tui.panels.server import prefix_map
 from tui.view import Frame
 
 _GROUPS = {"screen": "the screen", "time": "time", "engine": "the engine"}
@@ -27,7 +28,8 @@ _SERVER_NOTES = (
     "≤ 250 ms: servers tell quantiles as buckets; this one is at most its bucket's bound.",
     "What is dim is of then: that server does not tell now. It is in no total.",
     "KV is weighted by capacity, and has no total where one capacity is not known. Rates are added up.",
-    "~ is an estimate.",
+    "~ is reckoned from a share. Tokens that are counted when a request ends come all at once: the panel says so.",
+    "A chart: bars are its first figure, marks the others, where they are not 0; a gap was not told.",
     "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
     "Events: restarts, another server at that address, no answer and again one, missed KV events.",
 )
@@ -51,6 +53,8 @@ def lines(frame: Frame, width: int, look: Look) -> list[Line]:
         sections.append(_section("the map", block_map.legend(look), cells))
         sections += [_section("the batch", _batch(look), cells), _notes(_NOTES, look, cells)]
     else:
+        if frame.server is not None and frame.server.kv:
+            sections.append(_section("the map by prefix", prefix_map.meanings(look), cells))
         sections.append(_notes(_SERVER_NOTES, look, cells))
     return _columns(sections, columns, width // columns)
 

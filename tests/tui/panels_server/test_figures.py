@@ -307,3 +307,16 @@ def test_the_small_panels_have_the_slowest_hundredth_and_the_steps():
         assert re.search(rf"{name} +{mean} +≤ {most} ", speed)
     batch = text("batch", watched.frame(view), 27, 9)
     assert f"{measures.mean('step_tokens'):,.0f} tokens a step" in batch
+
+
+def test_every_engine_has_its_line_where_there_is_room():
+    shown = text("blocks", watched.frame(watched.server("vllm", engines=3)), 80, 12)
+    assert [number for number in range(3) if f"engine {number} " in shown] == [0, 1, 2]
+    many = text("blocks", watched.frame(watched.server("vllm", engines=9, count=3)), 80, 12)
+    assert "engines more: v shows each" in many
+
+
+def test_hits_that_are_counted_when_a_request_ends_are_said_to_be():
+    assert "counted when a request ends" in text("sharing", watched.frame(watched.server("sglang")))
+    for kind in ("vllm", "tensorrt-llm"):
+        assert "counted when" not in text("sharing", watched.frame(watched.server(kind)))

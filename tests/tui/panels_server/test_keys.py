@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.tui.panels_server import watched
@@ -9,6 +11,7 @@ from tui import scene
 from tui.commands import Key, Say
 from tui.focus import Focus, LedgersFocus, ServerFocus
 from tui.look import Look
+from tui.panels import help as help_of
 from tui.panels.line import text_of
 from tui.panels.server import modules
 from tui.panels.server.choice import KEYS
@@ -113,3 +116,46 @@ def test_an_engine_that_went_is_all_of_them():
     view = watched.server("vllm", engines=2, count=3)
     frame = watched.frame(view, Focus(server=ServerFocus(engine=("m", "9"))))
     assert press("blocks", frame, "v").server.engine == ("m", "0")
+
+
+@pytest.mark.parametrize("name", ["batch", "requests"])
+@pytest.mark.parametrize("size", [(100, 30), (100, 14), (80, 9)])
+def test_slots_are_clicked_and_again_inspected(name, size):
+    view = watched.server("llama.cpp", slots=watched.SLOTS, count=3)
+    frame = watched.frame(view, Focus(panel=name))
+    shown = rows(name, frame, size)
+    head = next(at for at, line in enumerate(shown) if "slot state" in line)
+    clicked = 0
+    for y, line in enumerate(shown):
+        focus = modules.MODULES[name].point(frame, 10, y, *size)
+        cells = line.strip("│").split()
+        if y > head and cells[1:2] in (["busy"], ["idle"]):
+            assert focus.server.slot == int(cells[0])
+            clicked += 1
+            again = modules.MODULES[name].point(watched.frame(view, focus), 10, y, *size)
+            assert again is not None
+        else:
+            assert focus is None
+    assert clicked
+    chosen = watched.frame(view, Focus(panel=name, server=ServerFocus(slot=0)))
+    y = next(at for at, line in enumerate(rows(name, chosen, size)) if re.search(r" 0 busy ", line))
+    assert modules.MODULES[name].point(chosen, 10, y, *size).inspecting
+
+
+def test_a_row_of_the_tree_is_clicked_and_again_inspected():
+    view = watched.server("vllm", count=3, kv=(watched.heard(watched.forest()),))
+    frame = watched.frame(view, Focus(panel="sharing"))
+    y = next(at for at, line in enumerate(rows("sharing", frame)) if "prefix 2" in line)
+    focus = modules.MODULES["sharing"].point(frame, 20, y, *SIZE)
+    assert not focus.inspecting
+    assert modules.MODULES["sharing"].point(watched.frame(view, focus), 20, y, *SIZE).inspecting
+
+
+def test_the_help_tells_what_the_map_by_prefix_means():
+    def told(view):
+        return " ".join(text_of(line) for line in help_of.lines(watched.frame(view), 78, LOOK))
+
+    assert "the map by prefix" not in told(watched.server("vllm", count=3))
+    with_events = told(watched.server("vllm", count=3, kv=(watched.heard(watched.forest()),)))
+    assert "what more than 3/4 of all blocks go on from" in with_events
+    assert "marks the others, where they are not 0" in re.sub(r"\s+", " ", with_events)

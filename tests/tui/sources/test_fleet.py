@@ -9,7 +9,7 @@ import pytest
 from tests.servers.pages import EngineFigures
 from tests.tui.sources.fleets import BEGIN, NAMES, Clock, fleet, hear, named
 from tui import scene
-from tui.focus import Focus
+from tui.focus import FleetFocus, Focus
 from tui.look import ASCII, Look
 from tui.panels import fleet as panel
 from tui.panels import fleet_columns as columns
@@ -264,3 +264,13 @@ def test_where_nobody_tells_there_are_dashes():
 def test_the_header_says_how_many_are_how(view):
     assert "● 3 live  ○ 1 foreign  ○ 1 failing" in lines(view)[0]
     assert "of 3 of 5   running 10   waiting 6   generated 85 tok/s   models 2" in lines(view)[1]
+
+
+def test_the_server_under_the_cursor_tells_when_its_tokens_are_counted(view):
+    """A rate of what is counted at a request's end is of requests that ended, not of now."""
+    for name, kind in (("alpha", "vllm"), ("gamma", "tgi")):
+        focus = FleetFocus(row=name)
+        shown = "\n".join(lines(view, fleet=focus))
+        _, detail = panel.detail(frame_of(view, fleet=focus), 60, Look())
+        for said in (shown, "\n".join(text_of(line) for line in detail)):
+            assert ("counted when a request ends" in said) == (kind == "tgi"), name

@@ -24,14 +24,9 @@ _NARROW = 48  # cells, under which words are few
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
-    body = [_now(seen, inner)]
-    steps = [*_steps(seen, inner), *_computed(seen, inner)] if rows >= 4 else []
-    below = words.told(_who(seen), inner)
-    below = below if rows >= 4 + len(below) else []
-    body += steps[: max(0, rows - 2 - len(below))]
+    body, below = _about(seen, inner, rows)
     room = rows - len(body) - len(below)
-    if seen.server.slots and room >= 2:
-        count = min(len(seen.server.slots) + 1, room if room < _LARGE + 2 else room - _LARGE)
+    if count := _slot_rows(seen, room):
         body += slots.lines(seen, frame.focus.server, inner, count, look)
         room = rows - len(body) - len(below)
     if seen.several and seen.engine is None and room >= _LARGE + 2:
@@ -52,6 +47,29 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
     return slots.press(frame, "up" if up else "down", max(1, height - 4))
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A click selects a slot of llama.cpp; again, it opens the inspector."""
+    seen, rows = Seen.of(frame), height - 2
+    body, below = _about(seen, width - 2, rows)
+    return slots.point(frame, y - 1 - len(body), _slot_rows(seen, rows - len(body) - len(below)))
+
+
+def _about(seen: Seen, inner: int, rows: int) -> tuple[list[Line], list[Line]]:
+    """The lines at the top, and those at the bottom that say what is not told."""
+    body = [_now(seen, inner)]
+    steps = [*_steps(seen, inner), *_computed(seen, inner)] if rows >= 4 else []
+    below = words.told(_who(seen), inner)
+    below = below if rows >= 4 + len(below) else []
+    return [*body, *steps[: max(0, rows - 2 - len(below))]], below
+
+
+def _slot_rows(seen: Seen, room: int) -> int:
+    """Of the slots and their names, if there are any and there is room."""
+    if not seen.server.slots or room < 2:
+        return 0
+    return min(len(seen.server.slots) + 1, room if room < _LARGE + 2 else room - _LARGE)
 
 
 def _who(seen: Seen) -> str:

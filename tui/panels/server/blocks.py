@@ -49,7 +49,7 @@ class Layout:
     def of(cls, seen: Seen, forest: Forest | None, inner: int, rows: int, look: Look) -> Layout:
         above = _usage(seen, inner, look)
         if seen.several and seen.engine is None:
-            above += _engines(seen, inner, max(0, rows // 3 - 1), look)
+            above += _engines(seen, inner, max(rows // 3 - 1, min(len(seen.server.engines), rows - 6)), look)
         above += _states(seen, inner, look)
         below = _told(seen, forest, inner, look)
         mapped = forest is not None and len(forest) > 0

@@ -94,6 +94,23 @@ def legend(forest: Forest, inner: int, look: Look) -> list[Line]:
     return [[(" ", "text"), *join(parts, (f" {glyphs.dot} ", "dim"), inner - 2)]]
 
 
+def meanings(look: Look) -> list[tuple[str, str, str]]:
+    """The glyphs of the map, each with its role and what it means."""
+    glyphs = look.glyphs
+    return [
+        (height(0, look), TRUNK_ROLE, "what more than 3/4 of all blocks go on from, or are in"),
+        (height(0, look), "hue0", "a branch of that, or a prefix of its own: each has a colour"),
+        (
+            height(1, look),
+            "hue0",
+            "what goes on from it; the deeper in the tree, the " + ("higher the digit" if glyphs.ascii else "lower"),
+        ),
+        (height(1, look, True), "text", "a run of blocks without a branch begins"),
+        (glyphs.missing, "text", "after blocks that were not seen, or were removed"),
+        (glyphs.live, "cursor", "the cursor; the run it is on is lit"),
+    ]
+
+
 def moved(forest: Forest, focus: ServerFocus, key: str, columns: int, rows: int) -> ServerFocus | None:
     """The focus after a key that moves the cursor: a run on, or to the run a row on; None: not such a key."""
     if not len(forest):

@@ -23,7 +23,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
     body: list[Line] = []
     if seen.server.slots:
-        count = min(len(seen.server.slots) + 1, max(2, rows - 6))
+        count = _slot_rows(seen, rows)
         body += [*slots.lines(seen, frame.focus.server, inner, count, look), []]
     elif seen.server.kind == "paged-engine":
         body += [*words.told(f"single requests: {words.STEPS}", inner), []]
@@ -47,6 +47,16 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
     return slots.press(frame, "up" if up else "down", max(1, height - 9))
+
+
+def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
+    """A click selects a slot of llama.cpp; again, it opens the inspector."""
+    return slots.point(frame, y - 1, _slot_rows(Seen.of(frame), height - 2))
+
+
+def _slot_rows(seen: Seen, rows: int) -> int:
+    """Of the slots and their names, over what ended."""
+    return min(len(seen.server.slots or ()) + 1, max(2, rows - 6))
 
 
 def _ended(seen: Seen, inner: int) -> list[Line]:

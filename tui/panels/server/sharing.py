@@ -100,7 +100,7 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
 
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
-    """A click selects the run of its row."""
+    """A click selects the run of its row; again, it opens the inspector."""
     forest, focus = _forest(frame), frame.focus
     if forest is None or not len(forest):
         return None
@@ -109,6 +109,8 @@ def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     at = rows.top + y - 1 - len(layout.above) - layout.names
     if not rows.top <= at < min(len(rows.runs), rows.top + layout.tree):
         return None
+    if at == rows.selected:
+        return focus.but(inspecting=True)
     return focus.but(server=prefix_runs.selected(forest, focus.server, rows, at))
 
 
@@ -142,6 +144,9 @@ def _facts(seen: Seen, inner: int) -> list[Line]:
         out.append(_row(inner, found, figures.percent(rate), "shared"))
         out.append(_row(inner, f"found {unit}", figures.count(hits), "shared"))
         out.append(_row(inner, "looked up" if short else f"{unit} looked up", figures.count(queried)))
+        at_end = words.AT_END in words.note(seen.server.kind, plots.as_it_happens(seen, "prompt_tokens"))
+        if counted_in == "tokens" and at_end and not short:
+            out += words.told(words.AT_END, inner)
         if rate is None and not short:
             out += words.told(seen.why(counted, "hit_rate") if queried is None else words.NONE_CAME, inner)
     elif not seen.tells("hit_rate") and inner < _NARROW:

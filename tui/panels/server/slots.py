@@ -93,6 +93,17 @@ def press(frame: Frame, key: str, count: int) -> Reaction:
     return focus.but(server=replace(focus.server, slot=chosen.id))
 
 
+def point(frame: Frame, y: int, count: int) -> Reaction:
+    """A click on a row, the one of the names being 0, of `count` in all; on the selected one it opens the inspector."""
+    slots, focus = server_of(frame).slots or (), frame.focus
+    at = top_of(slots, focus.server, count - 1) + y - 1
+    if not (0 < y < count and at < len(slots)):
+        return None
+    if slots[at].id == focus.server.slot:
+        return focus.but(inspecting=True)
+    return focus.but(server=replace(focus.server, slot=slots[at].id))
+
+
 def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     """The selected slot in full."""
     server = server_of(frame)
