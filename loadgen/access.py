@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import base64
 import ssl
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 Headers = tuple[tuple[str, str], ...]
 
+OWN = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "loadgen"}
 DECIDED = (  # headers that make a request what it is, and who decides them
     "accept-encoding",
     "connection",
@@ -51,6 +54,25 @@ class Access:
 
 
 ANYBODY = Access()
+_SHORTEST = 6  # characters of a secret that is looked for in texts
+
+
+def hidden(sent: Mapping[str, str], text: str) -> str:
+    """A server's words without what was sent to be let in: some repeat a key that they refuse."""
+    for value in _secrets(sent) if text else ():
+        text = text.replace(value, "...")
+    return text
+
+
+def _secrets(sent: Mapping[str, str]) -> list[str]:
+    """Of headers, the longest first: their values, without the scheme too, and a password."""
+    found = set()
+    for value in (value for name, value in sent.items() if OWN.get(name) != value):
+        word = value.partition(" ")[2]
+        found |= {value, word}
+        with suppress(ValueError):
+            found.add(base64.b64decode(word, validate=True).decode().partition(":")[2])
+    return sorted((secret for secret in found if len(secret) >= _SHORTEST), key=len, reverse=True)
 
 
 def basic(user: str, password: str) -> str:

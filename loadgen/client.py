@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 
-from loadgen.access import ANYBODY, Access
+from loadgen.access import ANYBODY, OWN, Access, hidden
 from loadgen.outcome import Outcome
 from loadgen.request_ids import HEADER as REQUEST_ID
 from loadgen.request_ids import again
@@ -73,8 +73,7 @@ class _Failure(Exception):
 
 def open_http(access: Access = ANYBODY) -> aiohttp.ClientSession:
     """A connection pool without limit and without a time limit of its own. Raises OSError for a bad `ca_file`."""
-    headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "loadgen"}
-    headers |= access.sent
+    headers = OWN | access.sent
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE, ssl=access.tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
@@ -276,7 +275,8 @@ async def complete(
                         response.waited += clock() - began
                 response.retries += 1
     except _Failure as failure:
-        response.outcome, response.detail, response.code = failure.outcome, str(failure), failure.code
+        response.outcome, response.detail = failure.outcome, hidden(http.headers, str(failure))
+        response.code = failure.code if hidden(http.headers, failure.code) == failure.code else ""
     except TimeoutError:
         if response.outcome is not Outcome.COMPLETED:
             response.outcome = Outcome.TIMEOUT

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from engine.protocol import Control, Gap, Record, Snapshot, decode_item, decode_snapshot
+from loadgen.access import hidden
 from loadgen.client import error_code, error_text, reason
 from loadgen.engine_figures import EngineFigures, Figure
 from loadgen.sse import EventParser
@@ -41,7 +42,7 @@ class EngineDown(EngineError):
 
 def _refused(http: aiohttp.ClientSession, what: str, status: int, body: bytes) -> KeyRefused:
     """What an answer of 401 or 403 means: by whether a key was sent, unless the server says."""
-    told = error_text(body) if status == 403 and error_code(body) else ""
+    told = hidden(http.headers, error_text(body)) if status == 403 and error_code(body) else ""
     if told:
         return KeyRefused(f"{what}: {told}", told)
     give = "--admin-key or --admin-key-file"
@@ -51,17 +52,20 @@ def _refused(http: aiohttp.ClientSession, what: str, status: int, body: bytes) -
 
 
 async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | None:
-    """GET /engine/snapshot; None if the server has no such route. Raises `EngineError`, or one of its kinds."""
+    """GET /engine/snapshot; None if the server has no such route, or sends elsewhere.
+
+    Raises `EngineError`, or one of its kinds.
+    """
     try:
-        async with http.get(f"{url}/engine/snapshot", timeout=CALL_TIMEOUT) as reply:
-            if reply.status in (404, 405, 501):
+        async with http.get(f"{url}/engine/snapshot", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
+            if reply.status in (404, 405, 501) or 300 <= reply.status < 400:
                 return None
             body = await reply.read()
             what = f"GET {url}/engine/snapshot answered {reply.status}"
             if reply.status in (401, 403):
                 raise _refused(http, what, reply.status, body)
             if reply.status == 503:
-                raise EngineDown(f"{what}: {error_text(body)}")
+                raise EngineDown(f"{what}: {hidden(http.headers, error_text(body))}")
             if reply.status != 200:
                 raise EngineError(what)
             return decode_snapshot(body)
@@ -77,14 +81,16 @@ async def set_control(
     """PATCH /engine/control and check that the changes hold. Raises `EngineError`."""
     where = f"PATCH {url}/engine/control"
     try:
-        async with http.patch(f"{url}/engine/control", json=dict(changes), timeout=CALL_TIMEOUT) as reply:
+        async with http.patch(
+            f"{url}/engine/control", json=dict(changes), timeout=CALL_TIMEOUT, allow_redirects=False
+        ) as reply:
             body = await reply.read()
             if reply.status in (404, 405, 501):
                 raise EngineError(f"{where}: the server has no such route; only a paged-engine can be set")
             if reply.status in (401, 403):
                 raise _refused(http, f"{where} answered {reply.status}", reply.status, body)
             if reply.status != 200:
-                raise EngineError(f"{where} answered {reply.status}: {body.decode('utf-8', 'replace')[:300]}")
+                raise EngineError(f"{where} answered {reply.status}: {hidden(http.headers, error_text(body))}")
             answer = msgspec.json.decode(body)
     except msgspec.MsgspecError as error:
         raise EngineError(f"{where}: {error}") from None
@@ -142,7 +148,7 @@ class EngineWatch:
 
     async def _read_stream(self) -> None:
         params = {"from": str(self.ledger.next_seq)}
-        async with self.http.get(f"{self.url}/engine/steps", params=params) as reply:
+        async with self.http.get(f"{self.url}/engine/steps", params=params, allow_redirects=False) as reply:
             if reply.status != 200:
                 return
             parser = EventParser()

@@ -73,7 +73,7 @@ class Address(str):
 def _address(text: str, like: str, *, query: bool = False) -> Address:
     from urllib.parse import unquote, urlsplit
 
-    shown = re.sub(r"//[^/]*@", "//...@", text)
+    shown = re.sub(r"//.*@", "//...@", text)
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from loadgen.access import hidden
 from loadgen.client import error_text, reason
 from loadgen.quirks import UNKNOWN, IgnoreEos, Quirks, TokenizeBy, quirks_by, quirks_of
 from loadgen.text.tokenizer import ServerTokenizer, TokenizerError
@@ -153,7 +154,7 @@ async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> 
     if reply.status in (401, 403):
         raise wrong_key(http, f"{where} answered {reply.status}")
     if reply.status >= 500:
-        raise ServerError(f"{where} answered {reply.status}: {error_text(body)}")
+        raise ServerError(f"{where} answered {reply.status}: {hidden(http.headers, error_text(body))}")
     listed = _read(body, _Models) if reply.status == 200 else None
     if wanted is None and (listed is None or not listed.data):
         what = f"answered {reply.status}" if reply.status != 200 else "lists no model"
@@ -171,7 +172,7 @@ def wrong_key(http: aiohttp.ClientSession, what: str) -> ServerError:
 async def _about(http: aiohttp.ClientSession, address: str) -> _About:
     """What the server tells there; nothing where it does not."""
     try:
-        async with http.get(address, timeout=CALL_TIMEOUT) as reply:
+        async with http.get(address, timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
             body = await _body(reply)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return _About()

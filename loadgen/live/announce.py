@@ -29,13 +29,13 @@ async def announce(read: Callable[[], RunState], http: aiohttp.ClientSession, ur
             # Percentiles of many requests take milliseconds, and requests that fall due meanwhile are not to wait.
             run = await asyncio.to_thread(told, read(), trace)
             with suppress(*_IGNORED):
-                async with http.put(address, data=encode(run), timeout=TIMEOUT) as reply:
+                async with http.put(address, data=encode(run), timeout=TIMEOUT, allow_redirects=False) as reply:
                     taken = reply.status not in _NO_ROUTE
             await asyncio.sleep(EVERY)
     finally:
         if taken:
             with suppress(*_IGNORED):
-                async with http.delete(address, timeout=TIMEOUT):
+                async with http.delete(address, timeout=TIMEOUT, allow_redirects=False):
                     pass
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import aiohttp
 import msgspec
 
+from loadgen.access import hidden
 from loadgen.client import error_text, reason
 from loadgen.quirks import TokenizeBy
 
@@ -126,13 +127,14 @@ class ServerTokenizer:
         try:
             async with (
                 self._slots,
-                self._http.post(address, data=body, headers=headers, timeout=_TIMEOUT) as reply,
+                self._http.post(address, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False) as reply,
             ):
                 answer = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise TokenizerError(f"POST {address}: {reason(error)}") from None
         if reply.status != 200:
-            raise TokenizerError(f"POST {address} answered {reply.status}: {error_text(answer)}")
+            told = hidden(self._http.headers, error_text(answer))
+            raise TokenizerError(f"POST {address} answered {reply.status}: {told}")
         try:
             return decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

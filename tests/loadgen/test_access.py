@@ -8,15 +8,17 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from servers_like import ServerLike
 from test_breaking import loadgen, write_trace
 
-from loadgen.access import Access, basic, read_header, read_headers, written
+from loadgen.access import OWN, Access, basic, hidden, read_header, read_headers, written
 from loadgen.keys import Keys
 from loadgen.options import metrics_url, server_address, server_url
 from loadgen.settings import Settings
 from tests.loadgen.results.sample_runs import header, write_run
 from tests.servers.certificates import make_authority
+from tests.servers.pages import Kind
 
 
 def test_a_key_goes_before_another_authorization() -> None:
@@ -55,6 +57,8 @@ def test_a_user_in_an_address_is_kept_apart() -> None:
             convert("http://me:s3cret@host")
     with pytest.raises(argparse.ArgumentTypeError, match=r"got 'http://\.\.\.@host:99999'"):
         server_address("http://me:s3cret@host:99999")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"got 'http://\.\.\.@host'"):
+        server_address("http://me:s3/cret@host")
 
 
 def test_metrics_may_be_at_any_address() -> None:
@@ -94,6 +98,68 @@ async def test_all_that_lets_in_goes_with_every_request_and_into_no_file(tmp_pat
     settings = json.loads((out / "figures.json").read_text())["settings"]
     assert (settings["headers"], settings["insecure"]) == (["X-Other", "X-Team"], False)
     assert settings["ca_file"] == str(authority.ca)
+
+
+def test_what_was_sent_is_hidden_in_the_words_of_a_server() -> None:
+    sent = Access("k-s3cret", (("X-Team", "t-s3cret"), ("X-Short", "ab"))).sent
+    told = "no Bearer k-s3cret or k-s3cret, nor about t-s3cret; loadgen"
+    assert hidden({**OWN, **sent}, told) == "no ... or ..., nor about ...; loadgen"
+    user = {"Authorization": basic("me", "p4ss-s3cret")}
+    assert hidden(user, f"{user['Authorization']} is me:p4ss-s3cret") == "... is me:..."
+
+
+class Repeats(ServerLike):
+    """Refuses what is asked, with all headers that came, by one status for each kind of failure."""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        told = " ".join(f"{name}={value}" for name, value in request.headers.items())
+        if request.path in ("/v1/chat/completions", "/tokenize") and len(self.bodies) > 1:
+            body = {"error": {"message": told, "code": request.headers["X-Team"]}}
+            return web.json_response(body, status=(401, 429, 500)[len(self.asked) % 3])
+        return await super()._answer(request)
+
+
+@pytest.mark.parametrize("how", ["--api-key", "--url"])
+async def test_a_server_that_repeats_what_it_was_sent_tells_no_file_of_it(tmp_path: Path, how: str) -> None:
+    trace, out = write_trace(tmp_path / "t.jsonl", 6), tmp_path / "out"
+    out.mkdir()
+    async with Repeats("vllm") as server:
+        url = server.url.replace("//", "//me:p4ss-s3cret@") if how == "--url" else server.url
+        code, printed, err = await loadgen(
+            *("replay", trace, "--url", url, "--header", "X-Team: t0k-s3cret"),
+            *("--out", out / "run.jsonl", "--json", out / "figures.json"),
+            **({} if how == "--url" else {"LOADGEN_API_KEY": "k3y-s3cret"}),
+        )
+        assert code == 1, err
+    exports = [(f"--{kind}", out / kind) for kind in ("csv", "html", "vllm-json")]
+    code, more, err = await loadgen("report", out / "run.jsonl", *(word for pair in exports for word in pair))
+    assert (code, len(list(out.iterdir()))) == (0, 5), err
+    assert "X-Team=..." in printed
+    written_down = b"".join(path.read_bytes() for path in out.iterdir()) + (printed + more + err).encode()
+    assert b"s3cret" not in written_down
+    assert basic("me", "p4ss-s3cret").split()[1].encode() not in written_down
+
+
+class Moved(ServerLike):
+    """Sends to another server for all but its models and answers."""
+
+    elsewhere = ""
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/v1/"):
+            return await super()._answer(request)
+        return web.Response(status=307, headers={"Location": f"{self.elsewhere}{request.path}"})
+
+
+@pytest.mark.parametrize("kind", ["vllm", "paged-engine"])
+async def test_what_lets_in_goes_to_no_other_server(tmp_path: Path, kind: Kind) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", 2)
+    async with ServerLike("vllm") as other, Moved(kind) as server:
+        server.elsewhere = other.url
+        code, _, err = await loadgen("replay", trace, "--url", server.url, "--header", "X-Team: t0k-s3cret")
+        assert code == 0, err
+        assert len(server.bodies) == 2
+        assert other.asked == []
 
 
 async def test_a_certificate_that_is_not_believed(tmp_path: Path) -> None:
