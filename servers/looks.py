@@ -11,7 +11,8 @@ from servers.measures import EVERY, Measures, broken, growth, measure
 from servers.reading import Layout, Reading
 from servers.terms import Engine
 
-KEPT = 1_200  # looks: twenty minutes at one a second
+KEPT = 1_200  # looks: twenty minutes at one a second; fewer where they have
+MOST_NUMBERS = 4 << 20  # together, of eight bytes each: pages of many engines, or of labels without end
 _LAYOUTS = 64  # remembered, to know a series that comes back
 _OVER = 2  # so many times a window is what is measured of it at most, unless there is nothing nearer
 
@@ -24,6 +25,19 @@ class Look:
     reading: Reading | None
     took: float = 0.0  # seconds
     failed: str = ""
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return 0 if self.reading is None else len(self.reading.values)
+
+
+def kept_from(looks: Sequence[Look], end: int, kept: int = KEPT) -> int:
+    """The first of those that are kept when the newest is the one before place `end`."""
+    numbers, first = 0, end
+    while first > 0 and end - first < kept and (numbers := numbers + looks[first - 1].numbers) <= MOST_NUMBERS:
+        first -= 1
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,8 @@ class Looks:
         self, looks: Sequence[Look] = (), kept: int = KEPT, marks: Marks | None = None, last: Reading | None = None
     ) -> None:
         self._kept = kept
-        self._looks: deque[Look] = deque(maxlen=kept)
+        self._looks: deque[Look] = deque()
+        self._numbers = 0
         self._last = last
         self.marks = Marks() if marks is None else marks
         if marks is None:
@@ -74,10 +89,14 @@ class Looks:
                 self.add(look)
         else:
             self._looks.extend(looks)
+            self._numbers = sum(look.numbers for look in looks)
             self._drop_marks()
 
     def add(self, look: Look) -> None:
         self._looks.append(look)
+        self._numbers += look.numbers
+        while len(self._looks) > self._kept or self._numbers > MOST_NUMBERS:
+            self._numbers -= self._looks.popleft().numbers
         self.marks = self.marks.after(self._last, look)
         self._last = look.reading or self._last
         self._drop_marks()
@@ -114,7 +133,9 @@ class Looks:
 
     def upto(self) -> Looks:
         """A copy that does not change: looks themselves are shared."""
-        return Looks(self._looks, self._kept, self.marks, self._last)
+        copy = Looks((), self._kept, self.marks, self._last)
+        copy._looks, copy._numbers = self._looks.copy(), self._numbers
+        return copy
 
     def measure(self, seconds: float, engine: Engine | None = None) -> Measures | None:
         """The last `seconds` up to the newest reading, or as much of them as was seen since the last restart, and since

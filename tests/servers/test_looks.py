@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.looks import KEPT, Look, Looks
+from servers.looks import KEPT, Look, Looks, kept_from
 from servers.measures import measure
 from servers.reading import Reading, read
 from servers.terms import Engine
@@ -59,6 +59,28 @@ def test_a_window_is_whole_where_looks_are_as_far_apart_as_it_is_long() -> None:
     measured = seen(0, 10, 30, 60, every=7.0).measure(10.0)
     assert measured is not None
     assert (measured.seconds, measured.growth["generation_tokens"]) == (14.0, 50.0)
+
+
+def test_looks_of_pages_without_end_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servers.looks.MOST_NUMBERS", 100)
+
+    def users(count: int) -> Reading:
+        return at(9.0, more="".join(f'{TOKENS}{{engine="0",user="{user}"}} 1\n' for user in range(count)))
+
+    few, many, all_of_them = users(0), users(20), users(40)
+    found, fed = Looks(), list[Look]()
+    for reading in (*[few] * 80, *[many] * 5, None, all_of_them, None, *[few] * 50):
+        fed.append(Look(float(len(fed)), reading))
+        found.add(fed[-1])
+        kept = list(found._looks)
+        assert kept == fed[kept_from(fed, len(fed)) :]
+        assert sum(look.numbers for look in kept) <= 100
+        if len(kept) < len(fed):
+            assert sum(look.numbers for look in kept) + fed[-len(kept) - 1].numbers > 100
+        assert found.upto()._looks == found._looks
+        if len(fed) == 80:
+            assert len(kept) == 100 // len(few.values)
+    assert found.measure(1_000.0) is not None
 
 
 def test_before_two_readings_there_is_nothing_to_measure() -> None:

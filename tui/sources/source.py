@@ -209,7 +209,7 @@ class Source:
         before = self._looks.marks
         self._looks.add(look)
         self._is_copied = False
-        self.tape.add_look(look, self._looks.marks)
+        self.tape.add_look(look, self._looks.marks, len(self._looks))
         if self._looks.marks.breaks[-1:] != before.breaks[-1:]:
             self.tape.add_restart()
             self._tell("its counters began anew: it was started again")

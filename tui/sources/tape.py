@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
-from servers.looks import KEPT, Look, Looks, Marks
+from servers.looks import KEPT, Look, Looks, Marks, kept_from
 from servers.slots import Slot
 from tui.sources.kv_tape import KvTape
 from tui.sources.view import KvView, Phase
@@ -70,6 +70,7 @@ class Tape:
         self._look_seqs = array("q")
         self._look_costs = array("q")
         self._looks_gone = 0
+        self._newest_from = 0  # the first look that the newest picture needs
         self._marks: list[Marks] = []
         self._mark_seqs = array("q")
         self._standings = [standing]
@@ -98,8 +99,8 @@ class Tape:
             while self.size > self.budget and self.first < self.last:
                 self._drop(self.first + max(1, (self.last - self.first) // DROPPED))
 
-    def add_look(self, look: Look, marks: Marks) -> None:
-        """A look, and what all looks up to it have of marks."""
+    def add_look(self, look: Look, marks: Marks, kept: int) -> None:
+        """A look, what all looks up to it have of marks, and how many of them the newest picture needs."""
         if not self._marks or marks is not self._marks[-1]:
             self._marks.append(marks)
             self._mark_seqs.append(self.last)
@@ -107,8 +108,9 @@ class Tape:
         self._looks.append(look)
         self._look_seqs.append(self.last)
         self._look_costs.append(look_cost(look))
-        if len(self._looks) > KEPT:
-            self._small += self._look_costs[-KEPT - 1]  # it is the past's alone from now on
+        first = len(self._looks) - kept
+        self._small += sum(self._look_costs[self._newest_from : first])  # they are the past's alone from now on
+        self._newest_from = first
 
     def add_event(self, event: Event) -> None:
         """Of one item there is one, with the words of all."""
@@ -174,12 +176,18 @@ class Tape:
         return self._standings[bisect_right(self._standing_seqs, seq) - 1]
 
     def looks(self, seq: int) -> Looks:
-        since, end = self.standing(seq).since, bisect_right(self._look_seqs, seq)
+        since = self.standing(seq).since
         begun = bisect_left(self._look_seqs, since)
+        begin, end = self._looks_of(seq)
         at = bisect_right(self._mark_seqs, seq) - 1
         marks = self._marks[at] if at >= 0 and self._mark_seqs[at] >= since else Marks()
         last = next((self._looks[at].reading for at in range(end - 1, begun - 1, -1) if self._looks[at].reading), None)
-        return Looks(self._looks[max(begun, end - KEPT) : end], KEPT, marks, last)
+        return Looks(self._looks[begin:end], KEPT, marks, last)
+
+    def _looks_of(self, seq: int) -> tuple[int, int]:
+        """The places of those that belong to a moment: of the server that was there, and no more than are kept."""
+        end = bisect_right(self._look_seqs, seq)
+        return max(bisect_left(self._look_seqs, self.standing(seq).since), kept_from(self._looks, end)), end
 
     def kv_views(self, seq: int | None = None) -> tuple[KvView, ...]:
         """Of each endpoint that was known then; None: now."""
@@ -219,9 +227,10 @@ class Tape:
         del self._times[: first - self.first]
         self._small -= 8 * (first - self.first)
         self.first = first
-        looks = max(0, bisect_right(self._look_seqs, first) - KEPT)
+        looks, _ = self._looks_of(first)
         self._small -= sum(self._look_costs[:looks])
         self._looks_gone += looks
+        self._newest_from -= looks
         del self._looks[:looks], self._look_seqs[:looks], self._look_costs[:looks]
         marks = max(0, bisect_right(self._mark_seqs, first) - 1)
         self._small -= sum(_marks_cost(one) for one in self._marks[:marks])

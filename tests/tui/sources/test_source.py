@@ -43,6 +43,20 @@ def test_every_moment_is_as_it_was(seed, monkeypatch):
         assert told(whole.view(seq)) == now[seq], seq
 
 
+def test_every_moment_is_as_it_was_where_pages_are_so_large_that_few_looks_are_kept(monkeypatch):
+    items = Chance(4, kinds=("vllm",), kv=0).items(160)
+    monkeypatch.setattr("servers.looks.MOST_NUMBERS", 5_000)
+    whole, _ = fold(items, budget=150_000)
+    source, clock = fold(())
+    for item in items:
+        take(source, clock, item)
+        assert sum(look.numbers for look in source.view().looks._looks) <= 5_000
+        if source.items >= whole.tape.first:
+            assert told(whole.view(source.items)) == told(source.view())
+    assert 0 < whole.tape.first < 140
+    assert 0 < whole.tape.size < 160_000
+
+
 def test_a_past_longer_than_a_window_of_looks_is_as_it_was():
     """Looks of twenty minutes before the moment belong to it, and what was found in those before them."""
     items = Chance(7, kinds=("llama.cpp", "tgi"), kv=0).items(KEPT * 5 // 2)
