@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from servers.kv_events import Message, from_builtins
+from servers.kv_events import Heard, Message, from_builtins
 from servers.kv_tree import Churn, KvTree
 from servers.looks import KEPT
 from tui.sources.items import KvLink, KvMessage, KvPhase, KvState
@@ -18,6 +18,7 @@ from tui.sources.view import KvView
 CHUNK = 64 << 10  # bytes of messages that are compressed together
 SPACING = 256 << 10  # bytes of messages from one keyframe to the next at least; or as many as the keyframe itself has
 CHURN_EVERY = 1.0  # seconds between two counts of churn
+LATE = 2.0  # seconds later than another that a message is no longer of now: past ones come so, all at once
 CHURN_COST, STANDING_COST = 300, 200  # bytes, about
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,6 +101,8 @@ class KvTape:
         self._since: list[tuple[int, float | None]] = [(seq, None)]  # by item: when the first message came
         self._standings: list[tuple[int, KvPhase, str]] = [(seq, "connecting", "")]
         self._churned: list[tuple[int, float, Churn]] = []
+        self._counted_from: list[int] = [seq]  # items from which on churn is of its time
+        self._least_delay: float | None = None  # from when a message was published, on its own clock, to its coming
         self._cursor: _Cursor | None = None
 
     @property
@@ -120,9 +123,11 @@ class KvTape:
         self._heard += 1
         if self._since[-1][1] is None:
             self._since.append((seq, time))
+        if self._came_of_past(time, message):
+            self._counted_from.append(seq)
         if (
             not self._churned
-            or self._churned[-1][0] < self._since[-1][0]
+            or self._churned[-1][0] < max(self._since[-1][0], self._counted_from[-1])
             or (time - self._churned[-1][1] >= CHURN_EVERY)
         ):
             self._churned.append((seq, time, self.tree.churn))
@@ -137,6 +142,15 @@ class KvTape:
         if reel.raw >= max(SPACING, reel.state_raw):
             self._open_reel(seq, _pack(self.tree.to_state()))
 
+    def _came_of_past(self, time: float, message: Message) -> bool:
+        """Whether this message shows that those before it came late: what was stored in them was so at other times."""
+        if not isinstance(message, Heard):
+            return False
+        delay, least = time - message.batch.time, self._least_delay
+        if least is None or delay < least:
+            self._least_delay = delay
+        return least is not None and delay < least - LATE
+
     def stand(self, seq: int, phase: KvPhase, detail: str) -> None:
         """How the subscription stands from item `seq` on."""
         if self._standings[-1][1:] != (phase, detail):
@@ -144,7 +158,7 @@ class KvTape:
 
     def begin_anew(self, seq: int) -> None:
         """What was there is of a server that is there no more."""
-        self.tree, self._heard = KvTree(), 0
+        self.tree, self._heard, self._least_delay = KvTree(), 0, None
         self._since.append((seq, None))
         self.stand(seq, "connecting", "")
         self._open_reel(seq, b"")
@@ -167,7 +181,9 @@ class KvTape:
 
     def view(self) -> KvView:
         """Now."""
-        return self._view(self.tree, self._heard, len(self._standings), len(self._since), len(self._churned))
+        return self._view(
+            self.tree, self._heard, len(self._standings), len(self._since), len(self._churned), len(self._counted_from)
+        )
 
     def view_at(self, seq: int) -> KvView:
         """After item `seq`; the tree changes with the next question. Raises LookupError where it is not kept."""
@@ -178,6 +194,7 @@ class KvTape:
             bisect_right(self._standings, seq, key=lambda standing: standing[0]),
             bisect_right(self._since, seq, key=lambda since: since[0]),
             bisect_right(self._churned, seq, key=lambda churned: churned[0]),
+            bisect_right(self._counted_from, seq),
         )
 
     def drop(self, seq: int) -> None:
@@ -193,10 +210,12 @@ class KvTape:
         at = bisect_right(self._churned, seq, key=lambda one: one[0]) - KEPT
         if at > 0:
             del self._churned[:at]
+        del self._counted_from[: max(0, bisect_right(self._counted_from, seq) - 1)]
 
-    def _view(self, tree: KvTree, heard: int, standings: int, sinces: int, churned: int) -> KvView:
+    def _view(self, tree: KvTree, heard: int, standings: int, sinces: int, churned: int, counts: int) -> KvView:
         _, phase, detail = self._standings[standings - 1]
         begun, since = self._since[sinces - 1]
+        begun = max(begun, self._counted_from[counts - 1])
         times = tuple(
             (time, churn) for seq, time, churn in self._churned[max(0, churned - KEPT) : churned] if seq >= begun
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -182,14 +183,14 @@ def test_under_one_system_prompt_the_branches_have_the_colours():
     tree = under_one_prompt()
     forest = prefix_runs.build((watched.heard(tree),))
     assert forest.shared
-    assert coloured(forest) == [("shared", 3), *((f"hue{(1001 + 11 * at) % 10}", 2) for at in range(6))]
+    assert coloured(forest) == [("value", 3), *((f"hue{(1001 + 11 * at) % 10}", 2) for at in range(6))]
     drawn = scene.panel("sharing", of(tree), 110, 30, LOOK)
     named = [role for line in drawn for text, role in line if text.startswith("prefix 1")]
-    assert named == ["shared"]
+    assert named == ["value"]
     frame = of(tree, Focus(panel="sharing", server=ServerFocus(run=forest.name(2))))
     inspected = [span for line in sharing.detail(frame, 70, LOOK)[1] for span in line]
     assert ("the branch from #000000… on", forest.hues[2]) in inspected
-    assert ("what most share", "shared") in [
+    assert ("what most share", "value") in [
         span
         for line in sharing.detail(of(tree, Focus(server=ServerFocus(run=forest.name(0)))), 70, LOOK)[1]
         for span in line
@@ -199,7 +200,7 @@ def test_under_one_system_prompt_the_branches_have_the_colours():
 def test_each_rank_has_its_own_trunk():
     views = tuple(watched.heard(under_one_prompt(rank=rank), f"tcp://127.0.0.1:{5557 + rank}") for rank in range(2))
     forest = prefix_runs.build(views)
-    assert [role for role, _ in coloured(forest)].count("shared") == 2
+    assert [role for role, _ in coloured(forest)].count("value") == 2
 
 
 def test_a_branch_keeps_its_colour_while_others_come_and_go():
@@ -409,3 +410,11 @@ def test_with_one_engine_chosen_the_events_are_still_of_all():
         alone = watched.frame(view, Focus(panel=panel, server=ServerFocus(engine=("m", "1"))))
         assert "KV events of all engines" in shown(panel, alone)
         assert "of all engines" not in shown(panel, watched.frame(view, Focus(panel=panel)))
+
+
+def test_churn_over_less_than_the_window_says_over_what():
+    made = watched.looks("vllm", [watched.EngineFigures()])
+    assert "stored again  over 30 s" in shown("sharing", of(watched.forest(), made=made))  # heard for half a minute
+    just = watched.heard(watched.forest())
+    just = replace(just, churned=((watched.BEGIN + 59.7, Churn()), (watched.BEGIN + 59.9, Churn(stored=3))))
+    assert "— stored  — removed" in shown("sharing", of((just,), made=made))

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from servers.kv_tree import Churn
+from tui import figures
 from tui.look import Look
 from tui.panels.line import Line, join
 from tui.panels.server import plots
@@ -41,14 +42,16 @@ def _upto(view: KvView, of: Callable[[Churn], int], time: float) -> int | None:
 
 
 def words(seen: Seen, inner: int) -> Line:
-    """The rates over the window, or as much of it as was heard."""
+    """The rates over the window, or as much of it as was heard: then of how much."""
     views, now = seen.server.kv, seen.server.now
     begins = [view.churned[0][0] for view in views if view.churned]
     begin = max(now - seen.window, max(begins)) if len(begins) == len(views) and begins else now
     parts: list[Line] = []
     for name, of, role in _OF:
-        (rate,) = rates(views, of, (begin, now))
+        (rate,) = rates(views, of, (begin, now)) if now - begin >= plots.LEAST else (None,)
         parts.append([(plots.a_second(rate), role), (f" {name}", "dim")])
+    if plots.LEAST <= now - begin < seen.window - plots.LEAST:
+        parts.append([(f"over {figures.seconds(now - begin)}", "dim")])
     return [(" ", "text"), *join(parts, ("  ", "text"), inner - 2)]
 
 

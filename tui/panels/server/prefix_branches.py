@@ -14,7 +14,7 @@ from servers.kv_tree import Run
 from tui.look import HUES
 
 TRUNK = -1
-TRUNK_ROLE = "shared"
+TRUNK_ROLE = "value"  # of no hue: that of a run that is lit would be near any
 MOST = 3 / 4  # of what one endpoint, rank and group have: a run with more below it is the trunk, not a branch
 SIGNS = 6  # hexadecimal digits of a hash, by which a run is called
 
