@@ -285,18 +285,18 @@ def _histograms(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, Buck
         name = next((name for name in alternatives if f"{name}_bucket" in found), None)
         if name is None:
             continue
-        unit = 0.001 if name.endswith("_ms") else 1.0
+        units = 1000.0 if name.endswith("_ms") else 1.0  # in a second, or in what is counted
         upto: dict[Labels, dict[float, float]] = {}
         for labels, value in found[f"{name}_bucket"].items():
             series, bound = _bucket(labels)
-            upto.setdefault(series, {})[bound * unit] = value
+            upto.setdefault(series, {})[bound / units] = value
         sums, counts = found.get(f"{name}_sum", {}), found.get(f"{name}_count", {})
         for series, bounds in upto.items():
             if series in counts:
                 bounds.setdefault(math.inf, counts[series])
             ordered = {bound: bounds[bound] for bound in sorted(bounds)}
             if math.inf in ordered and _rises(ordered.values()):
-                total = sums.get(series, math.nan) * unit
+                total = sums.get(series, math.nan) / units
                 histograms.setdefault(term, {})[_named(series, name)] = Buckets(
                     ordered, None if math.isnan(total) else total
                 )

@@ -233,6 +233,16 @@ def test_a_share_is_one_of_1(share: str, told: float | None) -> None:
     assert known(f"{RUNNING} 1\n{KV} {share}\n").totals().get("kv_usage") == told
 
 
+def test_bounds_in_milliseconds_are_those_in_seconds_to_the_last_digit() -> None:
+    """Else histograms of two kinds of servers have no bound in common."""
+    name, milliseconds = "nv_inference_first_response_histogram_ms", (7, 35, 57, 100, 290, 1010)
+    page = 'nv_trt_llm_request_metrics{request_type="waiting"} 0\n'
+    page += "".join(f'{name}_bucket{{le="{bound}"}} 1\n' for bound in (*milliseconds, "+Inf")) + f"{name}_sum 290\n"
+    (buckets,) = known(page).histograms["ttft"].values()
+    assert [*buckets.upto] == [0.007, 0.035, 0.057, 0.1, 0.29, 1.01, math.inf]
+    assert buckets.total == 0.29
+
+
 TTFT = "vllm:time_to_first_token_seconds"
 
 
