@@ -46,14 +46,6 @@ def subscribe(
     return _Subscriber(endpoint, replay, topic, told).messages()
 
 
-def of_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of a data-parallel rank, where `endpoint` is of rank 0. Raises ValueError where it has no port."""
-    address, _, port = endpoint.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) + rank < 65_536:
-        raise ValueError(f"an endpoint with a port is wanted, as tcp://host:{DEFAULT_PORT}, {endpoint!r} came")
-    return f"{address}:{int(port) + rank}"
-
-
 def _check(endpoint: str) -> None:
     scheme, _, address = endpoint.partition("://")
     host, _, port = address.rpartition(":")

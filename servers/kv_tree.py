@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from heapq import nsmallest
 from typing import Any
 
 from servers.kv_events import AllBlocksCleared, BadEvents, Batch, BlockHash, BlockStored, Message, Missed, Restarted
-from servers.kv_nodes import Space, counted, moment, short
+from servers.kv_nodes import Space, counted, moment
 from servers.kv_runs import Line, Run, lines_of
 
 __all__ = ["Churn", "KvTree", "Run"]
@@ -147,11 +146,6 @@ class KvTree:
     def runs(self) -> Iterator[Run]:
         """Depth first, the largest subtree first. Only those that are asked for are made."""
         return (line.run() for line in self._lines())
-
-    def top(self, count: int) -> list[Run]:
-        """The runs with most blocks in and below them: the prefixes that cost most."""
-        largest = nsmallest(count, self._lines(), key=lambda line: (-line.total, line.depth, short(line.first.hash)))
-        return [line.run() for line in largest]
 
     def copy(self) -> KvTree:
         """A tree of its own, as of now."""

@@ -7,7 +7,7 @@ import pytest
 
 from servers import kv_subscriber
 from servers.kv_events import BlockRemoved, BlockStored, Heard, KvEvent, Message, Missed, Restarted
-from servers.kv_subscriber import of_rank, subscribe
+from servers.kv_subscriber import subscribe
 from servers.kv_tree import KvTree
 from tests.servers.kv_publisher import ENCODINGS, KvPublisher, PrefixCache
 
@@ -304,11 +304,3 @@ async def test_endpoints_that_zmq_alone_finds_wrong(endpoint):
     for one in (subscribe(endpoint), subscribe("tcp://127.0.0.1:5557", endpoint)):
         with pytest.raises(ValueError, match="cannot be connected to"):
             await asyncio.wait_for(anext(one), WAIT)
-
-
-def test_ranks_publish_on_ports_one_after_the_other():
-    assert of_rank("tcp://127.0.0.1:5557", 0) == "tcp://127.0.0.1:5557"
-    assert of_rank("tcp://[::1]:5557", 3) == "tcp://[::1]:5560"
-    for endpoint in ("ipc:///tmp/kv", "tcp://127.0.0.1:65535"):
-        with pytest.raises(ValueError, match="a port is wanted"):
-            of_rank(endpoint, 1)
