@@ -41,6 +41,7 @@ KEYS: tuple[Key, ...] = (
 WHEEL_ROWS = 3
 ROOMY = 12  # lines from which on there is a rule above the totals, and a line for the server under the cursor
 TOTAL_ROWS = 2
+_CELL, _NAME = 26, 10  # cells of a figure that has no column, and of its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,10 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         wanted = clean(focus.fleet.filter)
         body.append([(f' no server has "{wanted}": / changes that' if table.all else " no servers", "dim")])
     lines = height - 2 - TOTAL_ROWS - (2 if table.roomy else 0)
+    if at is not None:
+        also = _also(table, table.rows[at], width - 2, look)
+        if len(body) + 1 + len(also) <= lines:
+            body += [[] for _ in range(lines - len(body) - len(also))] + also
     body += [[] for _ in range(lines - len(body))]
     if table.roomy:
         body.append([(look.glyphs.rest * (width - 2), "border")])
@@ -232,6 +237,22 @@ def _told(row: Row, inner: int, look: Look) -> Line:
     for part in parts:
         line += [*part, ("  ", "text")]
     return cut(line, inner, look.glyphs.more)
+
+
+def _also(table: _Table, row: Row, inner: int, look: Look) -> list[Line]:
+    """What the server under the cursor tells that no column has room for, where lines are left."""
+    shown = {column.name for column, _ in table.columns}
+    cells: list[Line] = []
+    for column in COLUMNS:
+        if column.name in shown:
+            continue
+        value = column.value(row)
+        text = _fit(column, value, _CELL - _NAME - 2, look)
+        role = "dim" if value is None or not row.tells else "value"
+        cells.append([(f" {column.head:<{_NAME}}", "dim"), (f"{text:>{_CELL - _NAME - 2}} ", role)])
+    each = max(1, inner // _CELL)
+    lines: list[Line] = [[span for cell in cells[at : at + each] for span in cell] for at in range(0, len(cells), each)]
+    return [[(f" {clean(row.name)}"[: inner - 1], "title")], *lines] if lines else []
 
 
 def _late(row: Row) -> str:

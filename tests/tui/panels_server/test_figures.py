@@ -137,7 +137,7 @@ def test_steps_and_tokens_in_one_are_exact():
     measures = view.measure(60.0)
     shown = text("batch", watched.frame(view))
     assert f"{measures.count('step_tokens'):,.0f} steps" in shown
-    assert f"{measures.mean('step_tokens'):,.0f} tokens a step, mean" in shown
+    assert f"{measures.mean('step_tokens'):.1f} tokens a step, mean" in shown
     assert "~" not in shown  # nothing is estimated
 
 
@@ -306,7 +306,7 @@ def test_the_small_panels_have_the_slowest_hundredth_and_the_steps():
         mean, most = figures.seconds(measures.mean(term)), figures.at_most(measures.at_most(term, 99))
         assert re.search(rf"{name} +{mean} +≤ {most} ", speed)
     batch = text("batch", watched.frame(view), 27, 9)
-    assert f"{measures.mean('step_tokens'):,.0f} tokens a step" in batch
+    assert f"{measures.mean('step_tokens'):.1f} tokens a step" in batch
 
 
 def test_every_engine_has_its_line_where_there_is_room():

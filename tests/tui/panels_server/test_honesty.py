@@ -193,6 +193,7 @@ def test_before_any_look_nothing_is_a_figure():
         for panel in ("blocks", "batch", "ledgers"):
             shown = text(panel, frame, 120, 40)
             assert wanted in shown, (phase, panel)
+        assert "no map" not in text("blocks", frame, 120, 40)  # which server it is, is not known
 
 
 def test_an_empty_window_is_not_zero_nor_nan():

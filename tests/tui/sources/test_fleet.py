@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -274,3 +275,17 @@ def test_the_server_under_the_cursor_tells_when_its_tokens_are_counted(view):
         _, detail = panel.detail(frame_of(view, fleet=focus), 60, Look())
         for said in (shown, "\n".join(text_of(line) for line in detail)):
             assert ("counted when a request ends" in said) == (kind == "tgi"), name
+
+
+def test_what_has_no_column_is_told_of_the_server_under_the_cursor_where_lines_are_left(view):
+    shown = lines(view, 80, 24, fleet=FleetFocus(row="alpha"))
+    columns_shown, _ = fitting(78, max(len(server.name) for server in view.servers))
+    (row, *_) = figures.rows(view, 60.0)
+    for column in COLUMNS:
+        if column not in [one for one, _ in columns_shown]:
+            said = f" {column.head} +{re.escape(column.text(column.value(row)))} "
+            assert any(re.search(said, line) for line in shown), column.name
+    assert not any("KV tokens" in line for line in lines(view, 80, 14, fleet=FleetFocus(row="alpha")))
+    old = scene.draw(frame_of(view, fleet=FleetFocus(row="delta")), 80, 24, Look())
+    at = next(at for at, line in enumerate(old) if "KV tokens" in text_of(line))
+    assert {role for line in old[at : at + 3] for text, role in line if text.strip(" │")} == {"dim"}  # it tells no more

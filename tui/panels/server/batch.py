@@ -108,7 +108,8 @@ def _steps(seen: Seen, inner: int) -> list[Line]:
             parts.append([(f"{figures.NOT_MEASURED} steps{why}", "dim")])
         else:
             parts.append([(figures.count(steps), "value"), (" steps  ", "dim"), (plots.a_second(per_second), "text")])
-            parts.append([(figures.count(mean), "value"), (f" tokens a step{', mean' if wide else ''}", "dim")])
+            shown = f"{mean:.1f}" if mean is not None and mean < 9.95 else figures.count(mean)
+            parts.append([(shown, "value"), (f" tokens a step{', mean' if wide else ''}", "dim")])
     elif seen.tells("steps"):
         grown = measures.growth.get("steps") if measures else None
         rate = plots.a_second(seen.rate("steps"))

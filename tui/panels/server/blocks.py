@@ -219,6 +219,8 @@ def _told(seen: Seen, forest: Forest | None, inner: int, look: Look) -> list[Lin
             return told
         title = prefix_map.TITLE_BRIEF if brief else prefix_map.TITLE
         return [*words.told(title, inner), *told, *prefix_map.legend(forest, inner, look)]
+    if seen.reading is None:  # why nothing is told at all is said already
+        return []
     if inner < _BRIEF:
         return words.told(words.NO_MAP_BRIEF, inner)
     if server.kind == "paged-engine":

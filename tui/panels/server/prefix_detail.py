@@ -61,7 +61,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         more = f" {glyphs.more}" if run.tokens > len(run.opening) else ""
         out += words.told(f"token ids {' '.join(map(str, run.opening))}{more}", width, "text")
     else:
-        out += words.told("its token ids are not kept in a recording", width)
+        out += words.told("its token ids are not kept: they are somebody's text", width)
     out += words.told("who holds it, and where it lies in memory, events do not tell", width)
     return f"prefix run of {figures.plural(run.blocks, 'block')}", out
 
