@@ -15,6 +15,7 @@ from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import WHOLE_RUN
 from loadgen.outcome import Outcome, TokenSource
 from loadgen.quirks import Quirks, quirks_of
+from loadgen.server_figures import COUNTERS
 
 
 class Verdict(StrEnum):
@@ -59,11 +60,15 @@ class PrefixHits(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """Of a whole run, warm-up and all: the server knows no window."""
+    """Of a whole run, warm-up and all: the server knows no window.
+
+    `model`: that which the server's counts are of, where its page has others too; empty: they are of all.
+    """
 
     prompt: Tokens
     generation: Tokens
     prefix: PrefixHits = PrefixHits()
+    model: str = ""
 
 
 def agreement(
@@ -71,15 +76,21 @@ def agreement(
     parts: Sequence[Mapping[str, object] | None],
     engines: Sequence[Mapping[str, object] | None] = (),
     kind: str = "unknown",
+    model: str = "",
 ) -> Agreement:
     """Lay the figures of a run beside those of `ServerMetrics`, one for each part of a run that was resumed.
 
-    `engines` are those of an engine's step stream, likewise; `kind` is the server's. Raises ValueError for figures that
-    leave out requests of the run.
+    `engines` are those of an engine's step stream, likewise; `kind` is the server's, `model` the one that was asked;
+    a trace may name others. Raises ValueError for figures that leave out requests of the run.
     """
     if whole.window != WHOLE_RUN:
         raise ValueError("tokens are compared over the whole run, not over a window of it")
     summary = whole.summary()
+    own = [_of_model(part, model) for part in parts]
+    if own == list(parts) or _sum(parts, "prompt_tokens") == summary["total_input_tokens"]:
+        model = ""
+    else:
+        parts = own
     doubts = _doubts(whole, len(parts))
     not_usage = [
         str(source) for source, count in whole.token_sources.items() if count and source is not TokenSource.USAGE
@@ -91,7 +102,19 @@ def agreement(
             summary["total_output_tokens"], [_told(part, "generation_tokens") for part in parts], by_usage + doubts
         ),
         prefix=_prefix(whole, parts, engines, quirks_of(kind), doubts),
+        model=model,
     )
+
+
+def _of_model(part: Mapping[str, object] | None, model: str) -> Mapping[str, object] | None:
+    """A part's figures of one model, where its page has that one beside others; else all there are."""
+    engines = (part or {}).get("engines")
+    if part is None or not isinstance(engines, list):
+        return part
+    own = [engine for engine in engines if engine["model"] == model]
+    if len(own) in (0, len(engines)):
+        return part
+    return {**part, **{name: _sum(own, name) for name in COUNTERS}}
 
 
 def _prefix(
@@ -103,10 +126,10 @@ def _prefix(
 ) -> PrefixHits:
     """Hits of the same lookups are equal, whatever share each side makes of them.
 
-    An answer that tells none where others tell some had none: older servers leave out a 0.
+    An answer that tells none where others tell some had none, unless some tell a 0: older servers leave it out.
     """
     sums = whole.sums
-    client = Found(sums.cached_tokens, sums.input_tokens) if sums.caches_told else Found()
+    client = Found(sums.cached_tokens, sums.looked_up) if sums.caches_told else Found()
     server = Found(_sum(parts, "prefix_hit_tokens"), _sum(parts, "prefix_queried_tokens"))
     engine = None
     if any(one is not None for one in engines):
@@ -125,7 +148,12 @@ def _prefix(
         return told(Verdict.UNKNOWN, _why_untold(parts))
     if all(tokens == client.tokens for tokens in known):
         return told(Verdict.AGREE)
-    excuses = list(doubts)
+    untold = whole.outcomes[Outcome.COMPLETED] - sums.inputs_told
+    counted = (
+        (untold, "told no tokens"),
+        (sums.uncached_untold, "did not tell how many of their tokens were found, as others did"),
+    )
+    excuses = [*doubts, *(f"{count:,} answers {what}" for count, what in counted if count)]
     if quirks.metrics_find_more and min(known) >= client.tokens and _sum(parts, "preemptions"):
         excuses.append(quirks.metrics_find_more)
     if quirks.usage_finds_more and max(known) <= client.tokens:

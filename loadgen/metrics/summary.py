@@ -39,13 +39,28 @@ class Sums:
     input_tokens: int = 0
     inputs_told: int = 0
     cached_tokens: int = 0
+    inputs_of_cached: int = 0  # input tokens of the answers that told how many were cached
     caches_told: int = 0
+    zeros_told: int = 0  # of these, those that told of none
     other_input: int = 0
     other_output: int = 0
-    shorter: int = 0  # answers that have fewer tokens than asked
+    shorter: int = 0  # answers that have fewer tokens than asked, by the server's usage
     tokens_short: int = 0  # by so many
     slo_met: int = 0
     slo_missed: int = 0
+
+    @property
+    def uncached_untold(self) -> int:
+        """Answers of which nobody knows how many of their prompt's tokens were cached.
+
+        Where no answer tells of none, those that tell nothing had none: some servers leave a 0 out.
+        """
+        return self.inputs_told - self.caches_told if self.zeros_told else 0
+
+    @property
+    def looked_up(self) -> int:
+        """Input tokens of the answers of which is known how many were cached."""
+        return self.inputs_of_cached if self.zeros_told else self.input_tokens
 
     def merge(self, other: Sums) -> None:
         for field in fields(self):
@@ -128,8 +143,9 @@ class Figures:
             sums.streamed_output_tokens += record.output_tokens
         if record.asked_output is not None and record.asked_output != record.output_tokens:
             sums.other_output += 1
-            sums.shorter += record.output_tokens < record.asked_output
-            sums.tokens_short += max(0, record.asked_output - record.output_tokens)
+            if record.token_source is TokenSource.USAGE:  # chunks have several tokens, texts lack special ones
+                sums.shorter += record.output_tokens < record.asked_output
+                sums.tokens_short += max(0, record.asked_output - record.output_tokens)
         if record.finish:
             known = record.finish in self.finishes or len(self.finishes) < MOST_KINDS
             self.finishes[record.finish if known else OTHERS] += 1
@@ -139,7 +155,9 @@ class Figures:
             sums.other_input += record.asked_input not in (None, record.input_tokens)
             if record.cached_tokens is not None:
                 sums.caches_told += 1
+                sums.zeros_told += record.cached_tokens == 0
                 sums.cached_tokens += record.cached_tokens
+                sums.inputs_of_cached += record.input_tokens
 
     def merge(self, other: Figures) -> None:
         """Count another run too, of which the times add up. Raises ValueError if it has other limits."""
@@ -218,7 +236,7 @@ class Figures:
             "asked_input_mismatches": sums.other_input,
             "cached_tokens": sums.cached_tokens if sums.caches_told else None,
             "cached_told": sums.caches_told,
-            "hit_rate": _share(sums.cached_tokens, sums.input_tokens) if sums.caches_told else None,
+            "hit_rate": _share(sums.cached_tokens, sums.looked_up) if sums.caches_told else None,
             **self._slo_figures(),
             **self.distributions.figures(),
         }

@@ -62,6 +62,7 @@ class Measured:
         agree = self.agreement()
         return {
             "label": header.label,
+            "parts": len(self.run.resumed) + 1,
             "summary": summary,
             "engine": end.engine,
             "settings": _settings(self.run, self.figures),
@@ -93,7 +94,7 @@ class Measured:
         unseen = len(self.run.resumed) + 1 - len(self.run.ends)
         servers = [*(end.server for end in self.run.ends), *[None] * unseen]
         engines = [*(end.engine for end in self.run.ends), *[None] * unseen]
-        return agreement(self.whole, servers, engines, self.kind)
+        return agreement(self.whole, servers, engines, self.kind, str(self.run.header.server.get("model", "")))
 
     @property
     def server(self) -> str:

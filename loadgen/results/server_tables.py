@@ -52,7 +52,8 @@ def server_table(document: Document) -> Table | None:
         for name, title in SERVER_ROWS
         if any(column.get(name) is not None for column in columns)
     ]
-    caption = [f"{text(metrics.get('looks'))} looks in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
+    looks = "1 look" if metrics.get("looks") == 1 else f"{text(metrics.get('looks'))} looks"
+    caption = [f"{looks} in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
     if failed := metrics.get("failed_looks"):
         caption.append(f"{text(failed)} more looks failed.")
     if metrics.get("restarted"):
@@ -74,6 +75,7 @@ def server_latency_table(document: Document) -> Table | None:
     """The latencies that the server itself measured, below those of the client; None if it tells none."""
     both = document.get("latency_by_both") or {}
     rows: list[tuple[str, ...]] = []
+    beyond = False
     for name, title in (("ttft", "TTFT"), ("e2el", "E2E"), ("tpot", "TPOT"), ("itl", "ITL"), ("queue", "queueing")):
         sides = both.get(name)
         if sides is None or sides["server"]["mean"] is None:
@@ -83,16 +85,22 @@ def server_latency_table(document: Document) -> Table | None:
                 continue
             bound, ending = ("", "") if side == "client" else ("<= ", "_at_most")
             parts = [values[f"{part}{ending}"] for part in ("p50", "p90", "p99")]
+            beyond = beyond or (side == "server" and None in parts)
             cells = ["-" if value is None else f"{bound}{text(value)}" for value in parts]
             rows.append((f"{title}, {side} (ms)", text(values["mean"]), *cells, text(values["count"])))
     if not rows:
         return None
-    caption = (
-        "Of the whole run. The server's percentiles are the bounds of its buckets: the value is at most that.",
+    whole = "Of the whole run."
+    if document.get("parts", 1) > 1:
+        whole = "The client's are of the whole run, the server's of its last part: it was resumed."
+    caption = [
+        f"{whole} The server's percentiles are the bounds of its buckets: the value is at most that.",
         "It measures without the network, and may count tokens where the client counts chunks.",
-    )
+    ]
+    if beyond:
+        caption.append("-: it is beyond the last of the server's bounds.")
     columns = ("", "mean", "p50", "p90", "p99", "n")
-    return Table("Latency, as client and server measured it", tuple(rows), columns, caption)
+    return Table("Latency, as client and server measured it", tuple(rows), columns, tuple(caption))
 
 
 def agreement_table(document: Document) -> Table | None:
@@ -117,6 +125,8 @@ def agreement_table(document: Document) -> Table | None:
         counts.append(prefix)
     reasons = dict.fromkeys(tokens["reason"] for tokens in counts if tokens["reason"])
     caption = [f"It cannot be told: {reason}." for reason in reasons]
+    if model := agreement.get("model"):
+        caption.append(f"The server's counts are of {model} alone.")
     quirks = quirks_of(kind_of(document["server"], document["server"]["metrics"]))
     if prefix is not None and quirks.counts_hits:
         caption.append(f"{quirks.title} counts prefix hits so: {quirks.counts_hits}.")

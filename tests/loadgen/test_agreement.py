@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.agreement import Agreement, Tokens, Verdict, agreement
+from loadgen.agreement import Agreement, PrefixHits, Tokens, Verdict, agreement
 from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import Window
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
@@ -87,6 +87,51 @@ def test_the_parts_of_a_resumed_run_are_added_up() -> None:
     assert compare(record(), prompt=20, generation=3, parts=2).prompt.verdict is Verdict.AGREE
     found = compare(record(), prompt=25, generation=3, parts=2)
     assert (found.prompt.verdict, found.prompt.reason) == (Verdict.UNKNOWN, "the run was resumed")
+
+
+def hits(*records: RequestRecord, found: int) -> PrefixHits:
+    figures = Figures()
+    for one in records:
+        figures.add(one)
+    return agreement(figures, [{"prefix_hit_tokens": found, "prefix_queried_tokens": 60}]).prefix
+
+
+@pytest.mark.parametrize(
+    ("records", "verdict", "reason"),
+    [
+        ([record(cached_tokens=8), record(cached_tokens=0)], Verdict.DIFFER, ""),
+        ([record(cached_tokens=8), record()], Verdict.DIFFER, ""),  # a server that leaves a 0 out
+        (
+            [record(cached_tokens=8), record(cached_tokens=0), record()],
+            Verdict.UNKNOWN,
+            "1 answers did not tell how many of their tokens were found, as others did",
+        ),
+        ([record(cached_tokens=8), record(input_tokens=None)], Verdict.UNKNOWN, "1 answers told no tokens"),
+    ],
+)
+def test_hits_that_some_answers_do_not_tell(records: list[RequestRecord], verdict: Verdict, reason: str) -> None:
+    found = hits(*records, found=16)
+    assert (found.client.tokens, found.server.tokens, found.verdict, found.reason) == (8, 16, verdict, reason)
+    assert hits(*records, found=8).verdict is Verdict.AGREE
+
+
+def test_counts_of_the_model_that_was_asked_where_a_page_has_others() -> None:
+    figures = Figures()
+    figures.add(record(cached_tokens=8))
+
+    def engine(model: str, prompt: int | None, generation: int, found: int) -> dict[str, object]:
+        told = {"prompt_tokens": prompt, "generation_tokens": generation}
+        return {"model": model, "rank": "", **told, "prefix_hit_tokens": found, "prefix_queried_tokens": prompt}
+
+    engines = [engine("m", 15, 2, 8), engine("m", 5, 1, 0), engine("other", 100, 10, 50)]
+    total = {**engine("", 120, 13, 58), "engines": engines}
+    told = agreement(figures, [total], model="m")
+    assert (told.model, told.prompt.server, told.generation.server, told.prefix.server.tokens) == ("m", 20, 3, 8)
+    assert {told.prompt.verdict, told.generation.verdict, told.prefix.verdict} == {Verdict.AGREE}
+    assert agreement(figures, [total], model="not told apart").prompt == Tokens(20, 120, Verdict.DIFFER)
+    assert agreement(figures, [{**total, "prompt_tokens": 20}], model="m").model == "", "a trace may name all"
+    lost = {**total, "engines": [engine("m", None, 2, 8), engine("other", 100, 10, 50)]}
+    assert agreement(figures, [lost], model="m").prompt.verdict is Verdict.UNKNOWN
 
 
 def test_a_window_is_not_the_run() -> None:

@@ -24,6 +24,7 @@ from tests.servers.stand_in import StandIn
 TALK = trace_of((0.0, [turn("Hello there", 5), turn("And then?", 3)]), (0.0, [turn("Hello there", 4)]))
 FIRST = len(BEFORE + "Be kind." + "Hello there" + AFTER)  # tokens of a session's first prompt
 ASKED = 5 + 3 + 4
+SIDES = ("prompt", "generation", "prefix")
 
 
 async def played(run: Runner, server: StandIn, **options: Any) -> tuple[RunFile, dict[str, Any]]:
@@ -148,7 +149,7 @@ async def test_somebody_else_on_the_server_is_seen(run: Runner) -> None:
 
         server._look_up = meddle  # type: ignore[method-assign]
         _, told = await played(run, server)
-    assert {one["verdict"] for one in told["agreement"].values()} == {Verdict.DIFFER}
+    assert {told["agreement"][side]["verdict"] for side in SIDES} == {Verdict.DIFFER}
     assert any("found in the prefix cache" in text for text in told["warnings"])
 
 

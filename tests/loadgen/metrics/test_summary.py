@@ -202,8 +202,21 @@ def test_tokens_that_were_asked_cached_and_tried_again() -> None:
 
 
 def test_an_answer_that_tells_no_cached_tokens_beside_others_that_do_had_none() -> None:
+    summary = summarize([record(cached_tokens=10), record(), record(cached_tokens=5)])
+    assert (summary["cached_tokens"], summary["cached_told"], summary["hit_rate"]) == (15, 2, 15 / 60)
+
+
+def test_of_an_answer_that_tells_no_cached_tokens_beside_others_that_tell_of_none_nothing_is_known() -> None:
+    """As of one of two replicas, started without the flag."""
     summary = summarize([record(cached_tokens=10), record(), record(cached_tokens=0)])
-    assert (summary["cached_tokens"], summary["cached_told"], summary["hit_rate"]) == (10, 2, 10 / 60)
+    assert (summary["cached_tokens"], summary["cached_told"], summary["hit_rate"]) == (10, 2, 10 / 40)
+
+
+@pytest.mark.parametrize("source", [TokenSource.CHUNKS, TokenSource.TOKENIZER])
+def test_an_answer_is_short_by_the_servers_own_count_alone(source: TokenSource) -> None:
+    """A chunk may hold several tokens, and a text lacks those that are not shown."""
+    summary = summarize([record(asked_output=5, output_tokens=3, token_source=source)])
+    assert (summary["shorter_than_asked"], summary["tokens_short"], summary["other_length_than_asked"]) == (0, 0, 1)
 
 
 def test_answers_that_ended_early() -> None:
