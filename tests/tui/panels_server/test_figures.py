@@ -320,3 +320,16 @@ def test_hits_that_are_counted_when_a_request_ends_are_said_to_be():
     assert "counted when a request ends" in text("sharing", watched.frame(watched.server("sglang")))
     for kind in ("vllm", "tensorrt-llm"):
         assert "counted when" not in text("sharing", watched.frame(watched.server(kind)))
+
+
+def test_no_figure_gives_way_to_its_name_in_the_smallest_panel():
+    made, engine = Looks(), EngineFigures()
+    for second in range(3):
+        engine.serve(second and 9_999, prompt=1_000, cached=900)
+        made.add(Look(watched.BEGIN + second, read(page("vllm", [engine]))))
+    view = watched.server("vllm", made=made)
+    growth = view.measure(60.0).growth
+    shown = text("sharing", watched.frame(view), 23, 8)
+    for term in ("prefix_hit_tokens", "prefix_queried_tokens"):
+        assert f"{growth[term]:,.0f}" in shown
+    assert growth["prefix_hit_tokens"] > 10_000_000

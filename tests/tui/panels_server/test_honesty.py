@@ -12,7 +12,7 @@ from servers.reading import read
 from tests.servers.pages import KINDS, EngineFigures, page
 from tests.tui.panels_server import watched
 from tui import scene
-from tui.focus import PANELS, Focus
+from tui.focus import PANELS, Focus, ServerFocus
 from tui.look import ASCII
 from tui.look import Look as ScreenLook
 from tui.panels.line import length, text_of
@@ -243,3 +243,12 @@ def test_names_from_outside_keep_columns():
         for line in scene.panel(panel, frame, 80, 20 if panel == "control" else 2, LOOK):
             assert "\x1b" not in text_of(line)
             assert length(line) == 80
+
+
+def test_what_is_told_of_all_engines_together_is_said_to_be():
+    """Of one engine, that its page does not tell it would not be true."""
+    view = watched.server("sglang", engines=2, count=4)
+    alone = watched.frame(view, Focus(server=ServerFocus(engine=("m", "1"))))
+    assert words.NOT_BY_ENGINE in text("ledgers", alone, 120, 40)
+    assert words.NOT_BY_ENGINE not in text("ledgers", watched.frame(view), 120, 40)
+    assert "it tells the times between tokens" in text("ledgers", alone, 160, 40)  # which it does of none

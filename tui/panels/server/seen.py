@@ -116,10 +116,21 @@ class Seen:
         if self.reading is None:
             return words.unread(self.server)
         if not self.tells(term):
+            if self.engine is not None and term in self._of_all:
+                return words.NOT_BY_ENGINE
             return words.missing(self.server.kind, term, *panels)
         if self.measures is None:
             return words.ONE_LOOK
         return words.BEGAN_ANEW if self.measures.restarted else words.NONE_CAME
+
+    @property
+    def _of_all(self) -> frozenset[str]:
+        """The terms that the newest reading has of any engine."""
+        newest = self.server.looks.newest_reading
+        reading = newest.reading if newest is not None else None
+        return (
+            frozenset((*reading.gauges, *reading.counters, *reading.histograms)) if reading is not None else frozenset()
+        )
 
     def role(self, role: str) -> str:
         """The role of a gauge: dim where it is not of now."""

@@ -28,6 +28,7 @@ detail = prefix_detail.detail
 _VALUES = 60  # cells at most to the end of a figure
 _CHART = plots.FRAME_ROWS + 3  # rows of the chart of churn
 _NARROW = 34  # cells, under which words are few
+_UNITS = {"tokens": "tok", "blocks": "blk"}
 _WHEEL = 3
 
 
@@ -142,7 +143,7 @@ def _facts(seen: Seen, inner: int) -> list[Line]:
         short = inner < _NARROW
         found = "hit rate" if short else f"of {unit} looked up, found"
         out.append(_row(inner, found, figures.percent(rate), "shared"))
-        out.append(_row(inner, f"found {unit}", figures.count(hits), "shared"))
+        out.append(_row(inner, f"found {_UNITS[counted_in] if short else unit}", figures.count(hits), "shared"))
         out.append(_row(inner, "looked up" if short else f"{unit} looked up", figures.count(queried)))
         at_end = words.AT_END in words.note(seen.server.kind, plots.as_it_happens(seen, "prompt_tokens"))
         if counted_in == "tokens" and at_end and not short:
@@ -183,7 +184,8 @@ def _gauge(seen: Seen, term: str) -> tuple[str, str]:
 
 
 def _row(inner: int, name: str, value: str, role: str = "value") -> Line:
-    return [(" ", "text"), *spread([(name, "dim")], [(value, role)], min(inner - 2, _VALUES))]
+    width = min(inner - 2, _VALUES)  # a name is cut before its figure
+    return [(" ", "text"), *spread([(name[: max(0, width - len(value) - 1)], "dim")], [(value, role)], width)]
 
 
 def _told(seen: Seen, inner: int) -> list[Line]:

@@ -7,6 +7,7 @@ from tui.panels.line import Line, breaks, clean, cut
 from tui.sources.view import ServerView
 
 NOT_ON_PAGE = "its page does not tell it"
+NOT_BY_ENGINE = "it tells this of all engines together: v"
 ONE_LOOK = "one look so far: rates need two"
 NONE_CAME = "none in this window"
 BEGAN_ANEW = "its counters began anew: rates need two looks since"
