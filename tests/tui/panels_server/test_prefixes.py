@@ -418,3 +418,15 @@ def test_churn_over_less_than_the_window_says_over_what():
     just = watched.heard(watched.forest())
     just = replace(just, churned=((watched.BEGIN + 59.7, Churn()), (watched.BEGIN + 59.9, Churn(stored=3))))
     assert "— stored  — removed" in shown("sharing", of((just,), made=made))
+
+
+def test_a_map_that_leaves_rows_leaves_them_to_how_full_the_memory_was():
+    few = of(watched.forest(), Focus(panel="blocks"))
+    lines = rows("blocks", few, 80, 30)
+    assert any("█ KV memory used" in line for line in lines)
+    y = next(at for at, line in enumerate(lines) if "▇███▅▆▅▇█?" in line)
+    forest = prefix_runs.build(few.server.kv)
+    assert blocks.point(few, 1 + 7, y, 80, 30).server.run == forest.name(3)
+    many = rows("blocks", of(grown(prompts=900), Focus(panel="blocks")), 80, 30)
+    assert not any("█ KV memory used" in line for line in many)
+    assert any(line.startswith("│ last 60 s ") for line in many)

@@ -59,11 +59,24 @@ class Layout:
         if len(above) + len(below) + least > rows:
             above = above[: max(1, rows - len(below) - least)]
         left = max(0, rows - len(above) - len(below))
-        if mapped and left > _SPARK and plots.KV.told(seen):
+        if forest is not None and mapped and left > _SPARK and plots.KV.told(seen):
+            return cls._over_time(seen, forest, inner, above, below, left, look)
+        return cls(above, below, left, mapped)
+
+    @classmethod
+    def _over_time(
+        cls, seen: Seen, forest: Forest, inner: int, above: list[Line], below: list[Line], left: int, look: Look
+    ) -> Layout:
+        """A map below how full the memory was: a chart where the map needs less than half of the rows, else a line."""
+        chart = left // 2
+        if chart >= _LARGE and -(-forest.blocks // inner) < left - chart:
+            above = [*above, *plots.large(seen, (plots.KV,), inner - 1, chart, look), []]
+            left -= chart + 1
+        else:
             label = f" last {figures.seconds(seen.window)} "
             above = [*above, [(label, "dim"), *plots.spark(seen, plots.KV, inner - len(label) - 1, look)], []]
             left -= 2
-        return cls(above, below, left, mapped)
+        return cls(above, below, left, True)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
