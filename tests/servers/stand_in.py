@@ -35,7 +35,8 @@ class StandIn:
     """A server of `kind` with these engines, on a free port. Change its attributes while it runs.
 
     `mode`: of its metrics alone; `edit`: what becomes of a page before it is sent; `advance`: called before each page
-    with the seconds since the last one; `slots`: rows of llama.cpp's /slots, None: there is none (501).
+    with the seconds since the last one; `moved_to`: the address that a redirect leads to; `slots`: rows of llama.cpp's
+    /slots, None: there is none (501).
     `asked`: the paths of all requests, in order; `most_at_once`: requests that were being answered together.
     """
 
@@ -57,6 +58,7 @@ class StandIn:
         self.bulk = bulk
         self.zipped = zipped  # where the client takes it
         self.mode: Mode = "ok"
+        self.moved_to = "https://elsewhere.example"
         self.slots: list[dict[str, Any]] | None = None
         self.edit: Callable[[str], str] = lambda text: text
         self.advance: Callable[[EngineFigures, float], None] | None = None
@@ -168,7 +170,7 @@ class StandIn:
             case "none":
                 return web.json_response({"detail": "Not Found"}, status=404)
             case "moved":
-                return web.Response(status=307, headers={"Location": "https://elsewhere.example/metrics"})
+                return web.Response(status=307, headers={"Location": f"{self.moved_to}/metrics"})
             case "html":
                 return web.Response(text="<html><body>It works!</body></html>", content_type="text/html")
             case "hang":

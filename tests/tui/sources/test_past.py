@@ -48,7 +48,7 @@ class Watched:
 
 def test_a_frozen_fleet_stays_and_its_moments_are_as_they_were():
     watched = Watched()
-    watched.hear(150, noting=True)
+    watched.hear(100, noting=True)
     scrub = watched.scrub
     scrub.pause()
     frozen = watched.fleet()

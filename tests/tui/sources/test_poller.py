@@ -65,7 +65,7 @@ async def test_a_server_that_hangs_holds_up_nobody(monkeypatch):
     async with StandIn() as hanging, StandIn("sglang") as fine:
         hanging.mode = "hang"
         async with polling(target(hanging.url), target(fine.url)) as (stuck, going):
-            await until(lambda: len(of(going, Scrape)) >= 20)
+            await until(lambda: len(of(going, Scrape)) >= 8)
             assert stuck == of(stuck, SourceHead)  # nothing heard yet, and
             assert hanging.metrics_asked == 1  # nobody asked twice at once
             hanging.mode = "ok"

@@ -56,7 +56,7 @@ def recorded(path, items, before=(), source=0):
 @pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
 def test_a_recording_folds_to_the_live_picture_at_every_item(name, tmp_path):
     """But for the items that only say how it began: one head with nothing known."""
-    items = Chance(2).items(150)
+    items = Chance(2).items(80)
     live, recorder = recorded(tmp_path / name, items)
     read_back, note = read(tmp_path / name)
     assert (note, recorder.records) == ("", sum(not isinstance(item, SourceHead) for item in items))
