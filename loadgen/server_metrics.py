@@ -23,9 +23,10 @@ from servers.terms import Engine
 
 EVERY = 1.0  # seconds between looks
 SOON = 0.2  # of that, to the first one
-REST = 20  # times as long as a page took to read, to the next look at it: requests wait while it is read
+REST = 20  # times as long as a page took to read, to the next look at it: that takes from what requests need
 TIMEOUT = 5.0  # seconds of one look, of all at the beginning, and of all at the end
 LONGEST_PAGE = 1 << 25  # bytes
+ASIDE = 1 << 18  # characters of a page from which on it is read in a thread, beside the requests
 _SETTLE = 0.1  # seconds: some servers count a request's tokens a moment after they have answered it
 _SETTLES = 20
 _TRIES = 3  # of the last look: one that fails would lose the figures of the whole run
@@ -66,7 +67,7 @@ async def find_metrics(http: aiohttp.ClientSession, address: str, deadline: floa
 
 async def scrape(http: aiohttp.ClientSession, where: str, deadline: float) -> Reading:
     """One look. Raises `NoMetrics`."""
-    return _read(await _fetch(http, where, deadline))
+    return await _read_aside(await _fetch(http, where, deadline))
 
 
 async def _fetch(http: aiohttp.ClientSession, where: str, deadline: float) -> str:
@@ -87,10 +88,17 @@ async def _fetch(http: aiohttp.ClientSession, where: str, deadline: float) -> st
     return page.decode("utf-8", "replace")
 
 
-def _read(page: str) -> Reading:
+async def _read_aside(page: str, *, histograms: bool = True) -> Reading:
+    """As `_read`, of a long page so that nothing waits for it."""
+    if len(page) < ASIDE:
+        return _read(page, histograms)
+    return await asyncio.to_thread(_read, page, histograms)
+
+
+def _read(page: str, histograms: bool) -> Reading:
     """Raises `NoMetrics` for a page of nothing that is known."""
     try:
-        found = read(page)
+        found = read(page if histograms else _BUCKETS.sub("", page))
     except ValueError as error:
         raise NoMetrics(f"has a line that cannot be read: {error}") from None
     if found is None:
@@ -182,7 +190,7 @@ class ServerMetrics:
                 page = await _fetch(self._http, self.where, _deadline())
                 came = time.monotonic()
                 try:
-                    self._take(_read(_BUCKETS.sub("", page)))
+                    self._take(await _read_aside(page, histograms=False))
                 finally:
                     worked = time.monotonic() - came
             except NoMetrics as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -381,6 +382,25 @@ async def test_a_page_that_takes_long_is_looked_at_rarely(what: str, monkeypatch
         await asyncio.sleep(0.1)
         assert server.metrics_asked == asked
         await metrics.close()
+
+
+@pytest.mark.parametrize(("bulk", "beside"), [(10, False), (5_000, True)])
+async def test_a_long_page_is_read_beside_the_requests(
+    bulk: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    def noted(page: str) -> Reading | None:
+        threads.add(threading.current_thread())
+        return read(page)
+
+    monkeypatch.setattr(server_metrics, "read", noted)
+    async with StandIn("vllm", bulk=bulk) as server, aiohttp.ClientSession() as http:
+        metrics = await ServerMetrics.start(http, server.url, every=0.01)
+        while metrics.looks < 1:
+            await asyncio.sleep(0.005)
+        await metrics.finish()
+    assert (threading.main_thread() not in threads) is beside
 
 
 async def test_the_projects_own_engine_counts_what_its_answers_tell() -> None:
