@@ -20,6 +20,8 @@ class Run:
     because it was never seen (stored before the watching began, or not kept) or was removed. From a removed one no
     request can go on, but in layers that look back a window only.
 
+    `parent`: the block before its first, where it was told of one, also if that is not here.
+
     `medium`: all that have its blocks, as "CPU+GPU"; None where it is not told.
     """
 
@@ -39,6 +41,7 @@ class Run:
     group: int = 0  # of layers that share block tables; 0 also where it is not told
     rank: int = 0  # data-parallel; 0 also where it is not told
     stored: float = 0.0  # Unix time of its last block
+    parent: BlockHash | None = None
 
     @property
     def known(self) -> bool:
@@ -99,6 +102,7 @@ class Line:
             rank=self.space[0],
             group=self.space[1],
             stored=self.last.time,
+            parent=self.first.parent.hash if self.first.parent is not None else None,
         )
 
 

@@ -228,7 +228,7 @@ def test_the_map_says_what_its_colours_and_heights_mean():
     shared = shown("blocks", of(under_one_prompt(), Focus(panel="blocks")))
     assert "█ shared by most · ▆ a colour a branch · lower: deeper · ▅ begins a run" in shared
     ascii_map = shown("blocks", of(under_one_prompt(), Focus(panel="blocks")), 110, 30, Look(ASCII))
-    assert "0 shared by most , 1 a colour a branch , 0 1 2: how deep , b begins a run" in ascii_map
+    assert "0 shared by most , 1 a colour a branch , 0 1 2: how deep , a b c begin a run" in ascii_map
     crowded = shown("blocks", of(grown(prompts=900), Focus(panel="blocks")), 60, 14)
     assert re.search(r"[\d,]+ prefix blocks, \d+ a cell", crowded)
     assert prefix_map.TITLE_BRIEF in shown("blocks", of(grown(prompts=200), Focus(panel="blocks")), 40, 14)
@@ -248,7 +248,7 @@ def test_runs_without_token_ids_are_named_by_their_hash():
     assert "#3c1f9a… " in shown("sharing", of(tree), 44, 12)
     live = rows("sharing", of(watched.forest()), 44, 12)  # too narrow for token ids
     assert any("#000000" in line for line in live)
-    assert not any("#" in line for line in rows("sharing", of(watched.forest())))
+    assert not any("#" in line for line in rows("sharing", of(watched.forest())) if "after" not in line)
 
 
 def test_a_cell_of_several_blocks_is_their_firsts():
@@ -314,7 +314,27 @@ def test_one_run_in_full():
     orphan = next(run for run in tree.runs() if not run.known)
     frame = of(tree, Focus(panel="sharing", server=ServerFocus(run=(f"{HERE} 0 0", orphan.last))))
     said = "\n".join(text_of(line) for line in sharing.detail(frame, 70, LOOK)[1])
-    assert "was not seen" in said or "before this screen listened" in said
+    assert re.search(r"goes on from +00000000000003e7", said)  # 999
+    assert "before this screen listened" in said
+    tree.take(Heard(7, Batch(70.0, (BlockRemoved((4,)),))))
+    removed = next(run for run in tree.runs() if run.above == "removed")
+    frame = of(tree, Focus(panel="sharing", server=ServerFocus(run=(f"{HERE} 0 0", removed.last))))
+    said = "\n".join(text_of(line) for line in sharing.detail(frame, 70, LOOK)[1])
+    assert "that was removed" in said
+    assert "before this screen" not in said
+
+
+def test_rows_that_go_on_from_what_is_not_here_name_it():
+    tree = KvTree()
+    parent = bytes.fromhex("abcdef" + "00" * 29)
+    for at in range(3):  # branches of a prompt whose beginning was stored before
+        tree.take(Heard(at + 5, Batch(1.0, (watched.stored([10 * at + 1], parent, 100 * at),))))
+    assert {run.parent for run in tree.runs()} == {parent}
+    wide = [
+        line for line in rows("sharing", of(tree), 110, 20) if "? after blocks that were not seen #abcdef… ids" in line
+    ]
+    assert len(wide) == 3
+    assert sum("? after #abcdef… ids" in line for line in rows("sharing", of(tree), 80, 20)) == 3
 
 
 def test_ranks_that_have_the_same_prefix_are_two_rows():

@@ -55,7 +55,11 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     if len({view.endpoint for view in server.kv}) > 1:
         out.append(row("told by", clean(forest.places[index].split()[0]), "text"))
     if not run.known:
-        out += words.told("what it goes on from was stored before this screen listened", width, "warn")
+        if run.parent is not None:
+            out.append(row("goes on from", digits(run.parent), "warn"))
+        gone = run.above == "removed"
+        said = "that was removed" if gone else "that was stored before this screen listened, or is not told"
+        out += words.told(said, width, "warn")
     out.append([])
     if run.opening:
         more = f" {glyphs.more}" if run.tokens > len(run.opening) else ""

@@ -90,7 +90,8 @@ def legend(forest: Forest, inner: int, look: Look) -> list[Line]:
     if not all(run.known for run in forest.runs):
         parts.append([(glyphs.missing, "text"), (" after what was not seen", "dim")])
     parts.append([("0 1 2: how deep" if glyphs.ascii else "lower: deeper", "dim")])
-    parts.append([(height(1, look, True), "text"), (" begins a run", "dim")])
+    notch = "a b c" if glyphs.ascii else height(1, look, True)
+    parts.append([(notch, "text"), (f" begin{'' if glyphs.ascii else 's'} a run", "dim")])
     return [[(" ", "text"), *join(parts, (f" {glyphs.dot} ", "dim"), inner - 2)]]
 
 

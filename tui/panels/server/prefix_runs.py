@@ -25,6 +25,7 @@ LARGE = 2_000  # runs, from which on a layout may be a second old
 _INDENT = 16  # cells of a row that its depth takes at most
 _NAMED = 48  # cells, from which on a prefix is called one
 _OPENING = 60  # cells from which on a row has its first token ids
+_WHOLE = 100  # cells from which on a row says why what comes before it is not here
 _NARROW = 34  # cells, under which a row is its name, its blocks and its share
 
 ABOVE = {  # what comes before a run that is not here
@@ -207,7 +208,7 @@ def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, l
     if closed and forest.sizes[index]:
         name.append((f"+{int(forest.sizes[index]):,} ", "dim"))
     if not run.known:
-        name.append((f"{glyphs.missing} after {ABOVE[run.above]} " if inner >= _NAMED else glyphs.missing, "warn"))
+        name.append((_after(run, inner, look), "warn"))
     elif run.depth == 0 and inner >= _NAMED:
         name.append((f"prefix {int(forest.tops[index]) + 1:,} ", role))
     named = inner >= _OPENING and run.opening
@@ -228,6 +229,17 @@ def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, l
         )
     ]
     return spread(fit(name, max(1, inner - length(right) - 1)), right, inner)
+
+
+def _after(run: Run, inner: int, look: Look) -> str:
+    """What a run goes on from that is not here: those with the same hash are branches of the same prompt."""
+    missing = look.glyphs.missing
+    if inner < _NAMED:
+        return missing
+    before = prefix_branches.name(run.parent, look.glyphs.more) if run.parent is not None else ""
+    if not before or inner >= _WHOLE:
+        return f"{missing} after {ABOVE[run.above]} {before}{' ' if before else ''}"
+    return f"{missing} after {before} "
 
 
 def opening(run: Run, look: Look) -> str:
