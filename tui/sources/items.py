@@ -93,11 +93,11 @@ class KvState(msgspec.Struct, frozen=True, tag="kv state"):
 
 
 class Slots(msgspec.Struct, frozen=True, tag="slots"):
-    """What llama.cpp's rows did."""
+    """What llama.cpp's rows do; None: it told, and does so no more."""
 
     source: int
     time: float
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot, ...] | None
 
 
 Item = SourceHead | Scrape | Failed | KvMessage | KvLink | KvState | Slots

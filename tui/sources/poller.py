@@ -14,7 +14,7 @@ from contextlib import aclosing
 from servers.dialects import BY_KIND
 from servers.kv_events import to_builtins
 from servers.reading import lines_known
-from servers.slots import read_slots
+from servers.slots import Slot, read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
 from tui.sources.http import Answer, Http, NoAnswer, TooMuch
 from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slots, SourceHead
@@ -49,7 +49,8 @@ class Poller:
         self._found: Found | None = None
         self._version = ""
         self._asking: asyncio.Task[None] | None = None  # for its version: nothing waits for that
-        self._slots = True  # whether it tells its slots
+        self._slots = True  # whether it tells its slots, as far as is known,
+        self._told_slots = False  # and whether it did the last time
         self._failing = False
         self._work = 0.0  # seconds that reading the last page took this program
 
@@ -156,20 +157,21 @@ class Poller:
             await self._look_at_slots(http)
 
     async def _look_at_slots(self, http: Http) -> None:
-        """A server that does not tell them says so, and is not asked again."""
+        """A server that does not tell them says so, and is not asked again. What it told before is not of now then."""
+        rows: tuple[Slot, ...] | None = None
         try:
             answer = await http.get("/slots")
+            if answer.status == 200:
+                rows = read_slots(answer.body)
+            else:
+                self._slots = answer.status in (429, 500, 502, 503, 504)
         except NoAnswer:
-            return
-        if answer.status != 200:
-            self._slots = answer.status in (429, 500, 502, 503, 504)
-            return
-        try:
-            rows = read_slots(answer.body)
+            pass
         except ValueError:
             self._slots = False
-            return
-        self._sink(Slots(self._source, answer.time, rows))
+        if rows is not None or self._told_slots:
+            self._sink(Slots(self._source, self._clock(), rows))
+        self._told_slots = rows is not None
 
     async def _ask_version(self, http: Http, kind: str) -> None:
         version = await ask_version(http, kind)

@@ -73,7 +73,7 @@ def _of_row(row: Row) -> dict[str, Any]:
             {"model": engine.model, "rank": engine.rank, **_of_measures(view.measure(row.seconds, engine))}
             for engine in engines
         ],
-        "slots": msgspec.to_builtins(view.slots) if view.slots is not None else None,
+        "slots": msgspec.to_builtins(view.slots) if view.slots is not None and row.tells else None,
         "kv_events": [
             {
                 "endpoint": kv.endpoint,

@@ -206,6 +206,10 @@ async def test_slots_of_llama_cpp_without_prompts():
             assert "s3cret" not in repr(items)
             server.slots = None  # as without --slots: 501
             await until(lambda: server.asked[-3:] == ["/metrics"] * 3)
+            told = [one.slots for one in of(items, Slots)]
+            assert told[-1] is None  # those it told last are not of now,
+            assert told.count(None) == 1  # which is said once
+            assert server.asked.count("/slots") == len(told)
             assert not of(items, Failed)
 
 

@@ -13,7 +13,18 @@ from servers.slots import Slot
 from tests.servers.pages import EngineFigures, page
 from tests.tui.sources.heard import BEGIN, Chance, fold, take, told
 from tui.sources import kv_tape
-from tui.sources.items import Failed, KvLink, KvMessage, KvState, Scrape, Slots, SourceHead
+from tui.sources.items import (
+    Failed,
+    KvLink,
+    KvMessage,
+    KvState,
+    Scrape,
+    Slots,
+    SourceHead,
+    decode_item,
+    encode_item,
+)
+from tui.sources.report import server_report
 from tui.sources.source import NEWS_SHOWN
 from tui.sources.tape import NotKept
 
@@ -124,6 +135,20 @@ def test_counters_that_fall_are_a_restart_with_its_time():
         take(source, clock, scrape(engine, second))
     assert source.view().link.detail == ""
     assert source.view().restarts == (BEGIN + 5,)
+
+
+def test_slots_are_of_now_or_not_told():
+    engine = EngineFigures()
+    source, clock = fold([HEAD, scrape(engine, 0, kind="llama.cpp"), Slots(0, BEGIN, (Slot(0, True),))])
+    assert [slot["id"] for slot in server_report(source.view(), 10.0)["slots"]] == [0]
+    take(source, clock, Failed(0, BEGIN + 1, "failing", "nothing answers there"))
+    assert source.view().slots == (Slot(0, True),)  # which a screen dims, and
+    assert server_report(source.view(), 10.0)["slots"] is None
+    take(source, clock, scrape(engine, 2, kind="llama.cpp"))
+    take(source, clock, decode_item(encode_item(Slots(0, BEGIN + 2, None))))
+    assert source.view().slots is None
+    assert source.view(4).slots == (Slot(0, True),)
+    assert not [item for item in source.state(0.0) if isinstance(item, Slots)]
 
 
 def test_another_server_at_the_same_place_takes_nothing_over():
