@@ -450,3 +450,11 @@ def test_a_map_that_leaves_rows_leaves_them_to_how_full_the_memory_was():
     many = rows("blocks", of(grown(prompts=900), Focus(panel="blocks")), 80, 30)
     assert not any("█ KV memory used" in line for line in many)
     assert any(line.startswith("│ last 60 s ") for line in many)
+
+
+def test_blocks_that_were_not_seen_are_removed_no_less():
+    """Who attaches late hears of the end of blocks whose beginning was before."""
+    made = watched.looks("vllm", [watched.EngineFigures()])
+    steps = tuple((watched.BEGIN + at, Churn(unknown_removals=3 * at)) for at in range(61))
+    late = replace(watched.heard(watched.forest()), churned=steps)
+    assert "0/s stored  3.0/s removed" in shown("sharing", of((late,), made=made))

@@ -15,7 +15,7 @@ from tui.sources.view import KvView
 
 _OF: tuple[tuple[str, Callable[[Churn], int], str], ...] = (
     ("stored", lambda churn: churn.stored, "speed"),
-    ("removed", lambda churn: churn.removed, "waste"),
+    ("removed", lambda churn: churn.removed + churn.unknown_removals, "waste"),  # unseen ones are removed no less
     ("stored again", lambda churn: churn.again, "queue"),
 )
 
