@@ -93,6 +93,8 @@ class _Subscriber:
                     yield message
             while True:
                 found = _parse(await socket.recv_multipart())
+                if watching is not None and watching.done():
+                    watching.result()  # what is told of the connection failed: not silently
                 if found is None or found[0] == END:
                     log.debug("%s: a message that has no number", self._endpoint)
                     continue

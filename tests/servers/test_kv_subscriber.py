@@ -244,6 +244,19 @@ async def test_only_the_topic_is_heard_and_the_connection_is_told_of(monkeypatch
     assert seen[-1] == "connected"
 
 
+async def test_a_fault_in_what_is_told_of_the_connection_is_not_silent():
+    def told(link: str) -> None:
+        raise ZeroDivisionError(link)
+
+    with KvPublisher() as publisher:
+        async with aclosing(subscribe(publisher.endpoint, told=told)) as messages:
+            with pytest.raises(ZeroDivisionError, match="connected"):
+                await connected(publisher, messages)
+                while True:  # it was told of the connection a moment later
+                    publisher.publish(stored(2))
+                    await take(messages, 1)
+
+
 async def test_a_publisher_may_come_later_and_cancelling_closes_the_sockets():
     with KvPublisher() as publisher:
         endpoint = publisher.endpoint
