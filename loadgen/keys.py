@@ -14,12 +14,14 @@ from loadgen.settings import Settings
 class Keys:
     """`api` opens /v1; `admin` opens a paged-engine's own routes, /engine, and /v1 too. None: not given.
 
-    The rest goes with every request, whatever it asks.
+    The rest goes with every request, whatever it asks; `user` is the name and password in an address, with that, and
+    goes to that server alone.
     """
 
     api: str | None = field(default=None, repr=False)
     admin: str | None = field(default=None, repr=False)
     headers: Headers = field(default=(), repr=False)
+    user: tuple[str, str, str] | None = field(default=None, repr=False)
     ca_file: str | None = None
     insecure: bool = False
 
@@ -42,9 +44,16 @@ class Keys:
             raise argparse.ArgumentTypeError(f"{' and '.join(given)}: give one of them; each says who asks")
         if arguments.ca_file is not None and arguments.insecure:
             raise argparse.ArgumentTypeError("--ca-file and --insecure: give one of them")
-        if user is not None:
-            named["authorization"] = ("Authorization", basic(*user))
-        return cls(api, admin, tuple(named.values()), arguments.ca_file, arguments.insecure)
+        whose = None if user is None else (str(arguments.url), *user)
+        return cls(api, admin, tuple(named.values()), whose, arguments.ca_file, arguments.insecure)
+
+    def at(self, url: str) -> Keys:
+        """Those of the server at that address."""
+        if self.user is None:
+            return self
+        whose, *user = self.user
+        own = (("Authorization", basic(*user)),) if url == whose else ()
+        return replace(self, headers=(*self.headers, *own), user=None)
 
     def as_before(self, settings: Settings) -> Keys:
         """For a run that goes on: certificates are believed as before where nothing else is said."""

@@ -31,7 +31,7 @@ async def open_target(settings: Settings, console: Console, keys: Keys = NO_KEYS
     Raises `EngineStartError`, and `TraceError` before an engine is started for a trace that cannot be played.
     """
     if settings.url is not None:
-        yield Target(settings.url, keys=keys)
+        yield Target(settings.url, keys=keys.at(settings.url))
         return
 
     def say(line: str) -> None:

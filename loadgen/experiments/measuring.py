@@ -56,7 +56,7 @@ class Bench:
     async def forgets(self, url: str) -> bool:
         """Tell a paged-engine to forget its prefix cache; False: it is none, and what one run left the next finds."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
-            engine = open_http(self._keys.engine)
+            engine = open_http(self._keys.at(url).engine)
             async with engine as http, http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
                 return reply.status == 200
         return False

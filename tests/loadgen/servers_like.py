@@ -63,6 +63,8 @@ class ServerLike(StandIn):
         self.headers.append(dict(request.headers))
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": {"message": "a key is needed"}}, status=401)
+        if not request.can_read_body:
+            return web.json_response({"detail": "Not Found"}, status=404)
         body = await request.json()
         if request.path in ("/v1/chat/completions", "/v1/completions"):
             return await self._complete(request, body)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from golden import GoldenServer, Script, answer
+from servers_like import ServerLike
 from steps import snapshot
 from test_breaking import loadgen, write_trace
 
 from engine.protocol import encode
-from loadgen.access import Access
+from loadgen.access import Access, basic
 from loadgen.engine_process import process_tree
 from loadgen.keys import Keys
 
@@ -24,6 +25,26 @@ def test_each_opens_what_the_other_does_not() -> None:
     assert (Keys("a").client, Keys("a").engine) == (Access("a"), Access("a"))
     assert (Keys(None, "b").client, Keys(None, "b").engine) == (Access("b"), Access("b"))
     assert "a-key" not in repr(Keys("a-key", "b-key"))
+
+
+def test_a_user_in_an_address_is_for_that_server_alone() -> None:
+    keys = Keys(headers=(("X-Team", "blue"),), user=("http://a:1", "me", "p4ss-s3cret"))
+    own = keys.at("http://a:1")
+    assert own.client.sent == own.engine.sent == {"X-Team": "blue", "Authorization": basic("me", "p4ss-s3cret")}
+    assert keys.at("http://b:1").client.sent == {"X-Team": "blue"}
+    assert own.at("http://b:1") == own, "it is known whom they are for"
+    assert "s3cret" not in f"{keys!r} {own!r}"
+
+
+async def test_another_side_of_a_comparison_is_sent_no_user_of_the_first(tmp_path: Path) -> None:
+    async with ServerLike("vllm") as mine, ServerLike("vllm") as other:
+        code, _, err = await loadgen(
+            *("compare", write_trace(tmp_path / "t.jsonl", 2), "--repeat", 1, "--no-plots"),
+            *("--url", mine.url.replace("//", "//me:p4ss-s3cret@"), "--a", "speed=1", "--b", f"url={other.url}"),
+        )
+    assert code == 0, err
+    assert {headers.get("Authorization") for headers in mine.headers} == {basic("me", "p4ss-s3cret")}
+    assert {headers.get("Authorization") for headers in other.headers} == {None}
 
 
 class Locked(GoldenServer):
