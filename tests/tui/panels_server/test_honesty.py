@@ -252,3 +252,21 @@ def test_what_is_told_of_all_engines_together_is_said_to_be():
     assert words.NOT_BY_ENGINE in text("ledgers", alone, 120, 40)
     assert words.NOT_BY_ENGINE not in text("ledgers", watched.frame(view), 120, 40)
     assert "it tells the times between tokens" in text("ledgers", alone, 160, 40)  # which it does of none
+
+
+def test_small_panels_claim_no_more_than_large_ones():
+    small = text("sharing", watched.frame(watched.server("vllm-v0")), 23, 8)
+    assert "blk" not in small  # blocks or tokens
+    assert "tok" not in small
+    assert "found blk" in text("sharing", watched.frame(watched.server("tensorrt-llm")), 23, 8)
+    made = Looks()
+    made.add(Look(watched.BEGIN, read('nv_trt_llm_request_metrics{request_type="waiting"} 3\n')))
+    assert "at end" not in text("speed", watched.frame(watched.server("triton", made=made)), 30, 9)
+
+
+def test_steps_of_several_engines_are_said_to_be_of_all():
+    several = watched.server("vllm", engines=3, count=4)
+    assert re.search(r"[\d,]+ steps of all engines ", text("batch", watched.frame(several)))
+    one = watched.frame(several, Focus(server=ServerFocus(engine=("m", "1"))))
+    assert "of all engines" not in text("batch", one)
+    assert "of all engines" not in text("batch", watched.frame(watched.server("vllm")))

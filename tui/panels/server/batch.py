@@ -107,7 +107,10 @@ def _steps(seen: Seen, inner: int) -> list[Line]:
             why = f": {seen.why('step_tokens', 'batch')}" if wide else ""
             parts.append([(f"{figures.NOT_MEASURED} steps{why}", "dim")])
         else:
-            parts.append([(figures.count(steps), "value"), (" steps  ", "dim"), (plots.a_second(per_second), "text")])
+            of = " of all engines" if wide and seen.several and seen.engine is None else ""
+            parts.append(
+                [(figures.count(steps), "value"), (f" steps{of}  ", "dim"), (plots.a_second(per_second), "text")]
+            )
             shown = f"{mean:.1f}" if mean is not None and mean < 9.95 else figures.count(mean)
             parts.append([(shown, "value"), (f" tokens a step{', mean' if wide else ''}", "dim")])
     elif seen.tells("steps"):
@@ -118,7 +121,7 @@ def _steps(seen: Seen, inner: int) -> list[Line]:
         mean = measures.mean("step_time") if measures else None
         parts.append([(figures.seconds(mean), "value"), (" a step, mean", "dim")])
     if not parts:
-        return words.told(f"{figures.NOT_MEASURED} steps: {seen.why('steps', 'batch')}", inner)
+        return words.told(f"{figures.NOT_MEASURED} steps: {seen.why('steps')}", inner)
     return _over(parts, inner)
 
 

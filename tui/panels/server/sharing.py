@@ -143,7 +143,8 @@ def _facts(seen: Seen, inner: int) -> list[Line]:
         short = inner < _NARROW
         found = "hit rate" if short else f"of {unit} looked up, found"
         out.append(_row(inner, found, figures.percent(rate), "shared"))
-        out.append(_row(inner, f"found {_UNITS[counted_in] if short else unit}", figures.count(hits), "shared"))
+        brief = f"found {_UNITS[unit]}" if unit in _UNITS else "found"
+        out.append(_row(inner, brief if short else f"found {unit}", figures.count(hits), "shared"))
         out.append(_row(inner, "looked up" if short else f"{unit} looked up", figures.count(queried)))
         at_end = words.AT_END in words.note(seen.server.kind, plots.as_it_happens(seen, "prompt_tokens"))
         if counted_in == "tokens" and at_end and not short:

@@ -34,7 +34,9 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body += [_brief(seen, term, name, inner, look) for term, name in _BRIEFLY]
         body += [plots.listed(seen, chart, False, inner, 8, look) for chart in _CHARTS[3:]]
     title = f"speed, {figures.seconds(seen.window)}"
-    late = words.AT_END in words.note(seen.server.kind, plots.as_it_happens(seen, "generation_tokens"))
+    late = seen.tells("generation_tokens") and words.AT_END in words.note(
+        seen.server.kind, plots.as_it_happens(seen, "generation_tokens")
+    )
     right: Line = [("tokens at a request's end" if inner >= _TALL else "tok at end", "dim")] if late else []
     return choice.bordered("ledgers", title, frame, seen, body[:rows], width, height, look, right, rates=True)
 
