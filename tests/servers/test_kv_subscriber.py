@@ -248,13 +248,15 @@ async def test_a_fault_in_what_is_told_of_the_connection_is_not_silent():
     def told(link: str) -> None:
         raise ZeroDivisionError(link)
 
-    with KvPublisher() as publisher:
+    async def hear(publisher: KvPublisher) -> None:
         async with aclosing(subscribe(publisher.endpoint, told=told)) as messages:
-            with pytest.raises(ZeroDivisionError, match="connected"):
-                await connected(publisher, messages)
-                while True:  # it was told of the connection a moment later
-                    publisher.publish(stored(2))
-                    await take(messages, 1)
+            await connected(publisher, messages)
+            while True:  # it was told of the connection a moment later
+                publisher.publish(stored(2))
+                await take(messages, 1)
+
+    with KvPublisher() as publisher, pytest.raises(ZeroDivisionError, match="connected"):
+        await hear(publisher)
 
 
 async def test_a_publisher_may_come_later_and_cancelling_closes_the_sockets():
