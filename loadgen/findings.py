@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.client import Response
-from loadgen.quirks import CachedIn, IgnoreEos, Quirks, UsageIn
+from loadgen.quirks import CachedIn, IgnoreEos, Quirks, UsageIn, place
 from loadgen.server import ServerFacts
 from loadgen.settings import Settings
 from loadgen.text.vocabulary import Endpoint
@@ -51,9 +51,9 @@ def differences(quirks: Quirks, found: dict[str, str | bool], endpoint: Endpoint
     told = []
     usage = quirks.usage if endpoint is Endpoint.CHAT else quirks.usage_of_completions
     if usage is not None and "done" in found and found["usage"] != usage:
-        told.append(f"tokens are told in {found['usage']}, not in {usage}")
+        told.append(f"tokens are told {place(found['usage'])}, not {place(usage)}")
     if quirks.cached is not None and not quirks.cached_flag and found["cached"] != quirks.cached:
-        told.append(f"cached tokens are told in {found['cached']}, not in {quirks.cached}")
+        told.append(f"cached tokens are told {place(found['cached'])}, not {place(quirks.cached)}")
     if quirks.done is not None and found.get("done", quirks.done) != quirks.done:
         told.append("a stream ends " + ("with [DONE]" if found["done"] else "without [DONE]"))
     if quirks.ignore_eos is IgnoreEos.OBEYED and found.get("ignore_eos") == IgnoreEos.IGNORED:

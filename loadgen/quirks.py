@@ -19,12 +19,15 @@ class IgnoreEos(StrEnum):
     UNKNOWN = "not known"
 
 
+NOWHERE = "nowhere"
+
+
 class UsageIn(StrEnum):
     """Where a stream tells its tokens, if it is asked for them."""
 
     APART = "a chunk of its own"
     LAST = "the last chunk of the answer"
-    NOWHERE = "nowhere"
+    NOWHERE = NOWHERE
 
 
 class CachedIn(StrEnum):
@@ -32,7 +35,7 @@ class CachedIn(StrEnum):
 
     USAGE = "usage"
     TIMINGS = "timings"
-    NOWHERE = "nowhere"
+    NOWHERE = NOWHERE
 
 
 class TokenizeBy(StrEnum):
@@ -49,18 +52,18 @@ class Quirks:
     """One kind of server. None: that differs, or is not known.
 
     `owner`: whose its models are, by /v1/models; `hosts`: ends of the names of machines that are one for certain;
-    `version`: where it tells its version. `refuses_unknown`: a field that it does not know is an error. `length_field`:
-    of a chat. `opens_with_role`: a chat's first chunk has no text. `done`: a stream ends with [DONE]. `cached_flag`:
-    with which it is started to tell cached tokens, where it does not without. `metrics_find_more` and
-    `usage_finds_more` say why its metrics may count more prefix hits than the usage of its answers where requests were
-    preempted, and why less; `counts_hits` is how the latter counts.
+    `version`: where it tells its version, the newest way first. `refuses_unknown`: a field that it does not know is an
+    error. `length_field`: of a chat. `opens_with_role`: a chat's first chunk has no text. `done`: a stream ends with
+    [DONE]. `cached_flag`: with which it is started to tell cached tokens, where it does not without.
+    `metrics_find_more` and `usage_finds_more` say why its metrics may count more prefix hits than the usage of its
+    answers where requests were preempted, and why less; `counts_hits` is how the latter counts.
     """
 
     kind: str
     title: str
     owner: str = ""
     hosts: tuple[str, ...] = ()
-    version: str = "/version"
+    version: tuple[str, ...] = ("/version",)
     ignore_eos: IgnoreEos = IgnoreEos.OBEYED
     refuses_unknown: bool | None = False
     length_field: str = "max_tokens"
@@ -98,14 +101,14 @@ KINDS = (
         kind="sglang",
         title="SGLang",
         owner="sglang",
-        version="/get_server_info",
+        version=("/server_info", "/get_server_info"),  # the latter until 2026
         cached_flag="--enable-cache-report",
         counts_hits="each prompt when its request ends: what runs still, or was aborted, is in neither number",
     ),
     Quirks(
         kind="tgi",
         title="TGI",
-        version="/info",
+        version=("/info",),
         ignore_eos=IgnoreEos.IGNORED,
         usage_of_completions=UsageIn.LAST,
         opens_with_role=False,
@@ -125,7 +128,7 @@ KINDS = (
         kind="triton",
         title="Triton",
         owner="Triton Inference Server",
-        version="/v2",
+        version=(),  # its OpenAI frontend does not tell it
         ignore_eos=IgnoreEos.UNKNOWN,
         refuses_unknown=None,
         opens_with_role=None,
@@ -136,7 +139,7 @@ KINDS = (
         kind="llama.cpp",
         title="llama.cpp",
         owner="llamacpp",
-        version="/props",
+        version=("/props",),
         usage_of_completions=UsageIn.LAST,
         cached=None,  # in `timings` since late 2025, in the usage since early 2026
     ),
@@ -144,7 +147,7 @@ KINDS = (
         kind="openai",
         title="OpenAI",
         hosts=(".openai.com", ".openai.azure.com"),  # proxies call models of anybody its
-        version="",
+        version=(),
         ignore_eos=IgnoreEos.REFUSED,
         refuses_unknown=True,
         length_field="max_completion_tokens",
@@ -154,7 +157,7 @@ KINDS = (
 UNKNOWN = Quirks(
     kind="unknown",
     title="a server of unknown kind",
-    version="/info",  # of TGI, whose models belong to themselves
+    version=("/info",),  # of TGI, whose models belong to themselves
     ignore_eos=IgnoreEos.UNKNOWN,
     refuses_unknown=None,
     usage=None,
@@ -165,6 +168,11 @@ UNKNOWN = Quirks(
 )
 _BY_KIND = {quirks.kind: quirks for quirks in KINDS}
 _BY_OWNER = {quirks.owner: quirks for quirks in KINDS if quirks.owner}
+
+
+def place(where: object) -> str:
+    """Of a `UsageIn` or `CachedIn`, in words."""
+    return NOWHERE if where == NOWHERE else f"in {where}"
 
 
 def quirks_of(kind: str) -> Quirks:

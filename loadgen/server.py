@@ -93,7 +93,7 @@ class _Slot(msgspec.Struct, frozen=True):
 
 
 class _About(msgspec.Struct, frozen=True):
-    """The answers to /version, /props, /info and /get_server_info, as far as they matter."""
+    """The answers to /version, /props, /info and /server_info, as far as they matter."""
 
     version: str | None = None
     build_info: str | None = None  # of llama.cpp
@@ -106,7 +106,10 @@ async def find_server(http: aiohttp.ClientSession, url: str, model: str | None) 
     cards = await _models(http, url, model)
     chosen = cards[0].id if model is None else model
     quirks = quirks_by(urlsplit(url).hostname or "", cards[0].owned_by if cards else None)
-    about = await _about(http, url + quirks.version) if quirks.version else _About()
+    about = _About()
+    for path in quirks.version:
+        if (about := await _about(http, url + path)) != _About():
+            break
     if quirks is UNKNOWN and about.max_total_tokens is not None:
         quirks = quirks_of("tgi")
     facts = ServerFacts(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loadgen.quirks import NOWHERE, place
 from loadgen.results.document import Document
 
 STATISTICS = ("mean", "std", "min", "p50", "p90", "p95", "p99", "max")
@@ -196,9 +197,10 @@ def run_table(document: Document) -> Table:
 def _found_out(found: Mapping[str, Any]) -> str:
     """What the trial's answer had."""
     done, role, eos = found.get("done"), found.get("opens_with_role"), found.get("ignore_eos")
+    usage, cached = found.get("usage"), found.get("cached")
     return _present(
-        ("tokens told in {}", found.get("usage")),
-        ("cached ones in {}", found.get("cached")),
+        ("tokens told {}", usage and place(usage)),
+        ("cached ones {}", None if cached in (None, NOWHERE) else place(cached)),  # it had none, perhaps
         ("ignore_eos {}", eos),
         ("a chat opens with a chunk of no text" if role else "a chat opens with text", role is not None or None),
         ("streams end with [DONE]" if done else "streams end without [DONE]", done is not None or None),

@@ -64,7 +64,7 @@ def test_what_two_endpoints_show_is_told_once() -> None:
     for endpoint in Endpoint:
         facts = with_found(facts, Response(), endpoint, ASKED, 2)
     assert facts.differs == (
-        "tokens are told in nowhere, not in a chunk of its own",
+        "tokens are told nowhere, not in a chunk of its own",
         "a stream ends without [DONE]",
         "a chat opens without a chunk of no text",
     )

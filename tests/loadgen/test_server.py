@@ -27,6 +27,7 @@ async def found(server: Picky, model: str | None = None, key: str | None = None)
         ("paged-top", {"max_model_len": 99}, {"/version": {"version": "0.1.0"}}, ("paged-engine", "0.1.0", 99)),
         ("vllm", {"max_model_len": 99}, {"/version": {"version": "0.11.0"}}, ("vllm", "0.11.0", 99)),
         ("sglang", {"max_model_len": 99}, {"/get_server_info": {"version": "0.5"}}, ("sglang", "0.5", 99)),
+        ("sglang", {"max_model_len": 99}, {"/server_info": {"version": "0.6"}}, ("sglang", "0.6", 99)),
         ("llamacpp", {"meta": {"n_ctx_train": 8192}}, {"/props": SLOT}, ("llama.cpp", "b8681", 2048)),
         ("tensorrt_llm", {}, {"/version": {"version": "1.0"}}, ("tensorrt-llm", "1.0", None)),
         ("some/model", {}, {"/info": TGI}, ("tgi", "3.3.0", 1024)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.results.tables import text
+from loadgen.results.tables import _found_out, text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,16 @@ from loadgen.results.tables import text
 )
 def test_figures_as_text(value: Any, name: str, expected: str) -> None:
     assert text(value, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({}, ""),
+        ({"usage": "nowhere", "cached": "nowhere", "done": False}, "tokens told nowhere, streams end without [DONE]"),
+        ({"usage": "a chunk of its own", "cached": "usage"}, "tokens told in a chunk of its own, cached ones in usage"),
+    ],
+)
+def test_what_the_trial_found_in_words(found: dict[str, Any], words: str) -> None:
+    """A trial of which nothing was cached does not show where that is told."""
+    assert _found_out(found) == words
