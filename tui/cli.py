@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,7 @@ LAST_SECONDS = 60  # and when a signal asks for it: a replay reports first
 DEMO_SIZE = (160, 48)
 DEMO_SPEED = 6.0  # what two cores can serve: a queue that static leaves behind goes away
 DEMO_MINUTE_SESSIONS = 120  # more than a minute serves: the load lasts to the end
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _THEMES = ("auto", "dark", "light", "colour-blind", "16", "mono")  # as `tui.terminal` has them
 _SOURCES = ("auto", "steps", "metrics")
 _PANELS = ("blocks", "batch", "sharing", "ledgers", "requests", "control")  # as `tui.focus` has them
@@ -184,6 +186,13 @@ def _targets(parser: Parser, options: argparse.Namespace) -> tuple[Target, ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # before anything ran
+        return INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was started with that one closed
@@ -211,8 +220,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(_web(options, argv) if options.web else _chosen(options, screen, terminal))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         _drop_output()
         return 141
@@ -320,11 +327,10 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
         return attached
     app = PagedTop(attached, look, readonly=options.readonly, frames=options.frames, focus=_focus(options))
     _end_on_signals(app)
-    watching = asyncio.create_task(_watch_terminal())
     try:
-        code = await app.run_async()
+        with _terminal_watched():
+            code = await app.run_async()
     finally:
-        watching.cancel()
         await attached.close()
     for words in attached.finished:
         print(f"paged-top: {words}", file=sys.stderr)
@@ -337,25 +343,50 @@ async def _app(options: argparse.Namespace, look: Look) -> int:
 
 
 def _end_on_signals(app: PagedTop) -> None:
-    """Let signals end the app, and an alarm the process where the app hangs, writing to a terminal that is gone."""
+    """Let signals end the app, and an alarm the program where the app hangs, writing to a terminal that is gone: what
+    it was attached to is closed in any case. A second alarm ends the process."""
     loop = asyncio.get_running_loop()
 
     def end(sign: int, frame: object) -> None:
+        def give_up(alarm: int, frame: object) -> None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(GONE_SECONDS)
+            raise SystemExit(128 + sign)
+
+        signal.signal(signal.SIGALRM, give_up)
         signal.alarm(GONE_SECONDS if sign == signal.SIGHUP else LAST_SECONDS)
         loop.call_soon_threadsafe(app.exit, 128 + sign)
 
-    for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        loop.remove_signal_handler(sign)
-        signal.signal(sign, end)  # not by the loop, which may hang
+    _on_signals(end)
 
 
-async def _watch_terminal() -> None:
-    """Hang up where the terminal is gone: only a process that it controls is told by a signal."""
+def _on_signals(end: Callable[[int, Any], Any] | signal.Handlers) -> None:
+    """Not by the loop, which may hang, and forgets what it has not yet told when another is to hear it."""
+    for sign in _ENDING:
+        signal.signal(sign, end)
+
+
+@contextmanager
+def _terminal_watched() -> Iterator[None]:
+    """Hang up where the terminal is gone: only a process that it controls is told by a signal. A thread looks, for the
+    loop may hang then."""
     from tui.terminal import is_gone
 
-    while not is_gone(sys.__stdin__):
-        await asyncio.sleep(TERMINAL_SECONDS)
-    signal.raise_signal(signal.SIGHUP)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(TERMINAL_SECONDS):
+            if is_gone(sys.__stdin__):
+                os.kill(os.getpid(), signal.SIGHUP)
+                return
+
+    thread = threading.Thread(target=watch, name="terminal", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _focus(options: argparse.Namespace) -> Focus:
@@ -502,21 +533,28 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
         task = asyncio.ensure_future(work)
         ended: list[int] = []
 
-        def end(sign: int) -> None:
-            ended.append(sign)
-            task.cancel()
-
         loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            loop.add_signal_handler(sign, end, sign)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if ended:
-                return 128 + ended[0]
-            raise
 
-    return asyncio.run(guarded())
+        def end(sign: int, frame: object) -> None:
+            ended.append(sign)
+            loop.call_soon_threadsafe(task.cancel)
+
+        _on_signals(end)
+        try:
+            code = await task
+        except asyncio.CancelledError:
+            if not ended:
+                raise
+        finally:
+            _on_signals(signal.SIG_IGN)  # it ends already
+        return 128 + ended[0] if ended else code
+
+    before = {sign: signal.getsignal(sign) for sign in _ENDING}
+    try:
+        return asyncio.run(guarded())
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 def _size(default: tuple[int, int]) -> tuple[int, int]:

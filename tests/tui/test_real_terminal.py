@@ -17,6 +17,16 @@ import pytest
 MAIN = "import sys; from tui.cli import main; sys.exit(main())"
 OTHER_TRACE = "import pathlib, sys, tui.replay; tui.replay.find_trace = lambda: pathlib.Path('{trace}'); " + MAIN
 
+EARLY = (
+    "import os, sys, tui.cli as cli; listen = cli._end_on_signals; "
+    "cli._end_on_signals = lambda app: (os.kill(os.getpid(), {sign}), listen(app)); sys.exit(cli.main())"
+)
+STUCK = (  # as one that waits for its turn to write to a terminal that is gone
+    "import pathlib, queue, sys, tui.app, tui.attached, tui.cli as cli; cli.GONE_SECONDS = 1; full = queue.Queue(1); "
+    "full.put(0); tui.app.PagedTop.exit = lambda *_: full.put(1); close = tui.attached.One.close; "
+    "tui.attached.One.close = lambda one: (pathlib.Path('{closed}').touch(), close(one))[1]; sys.exit(cli.main())"
+)
+
 
 class Terminal:
     """One run of paged-top in a terminal of 80 x 24."""
@@ -85,6 +95,22 @@ def test_a_signal_stops_it_and_the_engine_it_started(sign):
     terminal.process.send_signal(sign)
     assert terminal.end() == 128 + sign
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_comes_before_there_is_a_screen_is_not_lost(sign):
+    terminal = Terminal("--url", "http://127.0.0.1:1", main=EARLY.format(sign=int(sign)))
+    assert terminal.end() == 128 + sign
+    assert b"Traceback" not in terminal.seen
+
+
+def test_what_it_is_attached_to_is_closed_even_where_its_screen_hangs(tmp_path):
+    closed = tmp_path / "closed"
+    terminal = Terminal("--url", "http://127.0.0.1:1", "--source", "steps", main=STUCK.format(closed=closed))
+    terminal.wait_for("connecting")
+    terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.end() == 128 + signal.SIGHUP
+    assert closed.exists()
 
 
 def test_an_engine_that_cannot_start_is_on_the_screen_and_in_the_exit_code():
