@@ -44,10 +44,6 @@ class Found(msgspec.Struct, frozen=True):
     tokens: int | None = None
     of: int | None = None
 
-    @property
-    def rate(self) -> float | None:
-        return self.tokens / self.of if self.tokens is not None and self.of else None
-
 
 class PrefixHits(msgspec.Struct, frozen=True):
     """The same hits by the usage of the answers, by the server's metrics, and by a paged-engine's own step stream."""

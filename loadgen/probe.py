@@ -1,6 +1,7 @@
 """A trial request before anything is measured: whether the server answers as the run will ask.
 
-It asks for two tokens, and for a third time only where an answer says what the server does not take.
+One request of two tokens for each endpoint that is needed, one more for each field that an answer complains of, and one
+or two for a frame of prompts of given lengths. All are over, and counted, before the run is.
 """
 
 from __future__ import annotations

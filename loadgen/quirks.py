@@ -52,11 +52,11 @@ class Quirks:
     """One kind of server. None: that differs, or is not known.
 
     `owner`: whose its models are, by /v1/models; `hosts`: ends of the names of machines that are one for certain;
-    `version`: where it tells its version, the newest way first. `refuses_unknown`: a field that it does not know is an
-    error. `length_field`: of a chat. `opens_with_role`: a chat's first chunk has no text. `done`: a stream ends with
-    [DONE]. `cached_flag`: with which it is started to tell cached tokens, where it does not without.
-    `metrics_find_more` and `usage_finds_more` say why its metrics may count more prefix hits than the usage of its
-    answers where requests were preempted, and why less; `counts_hits` is how the latter counts.
+    `version`: where it tells its version, the newest way first. `length_field`: of a chat. `opens_with_role`: a chat's
+    first chunk has no text. `done`: a stream ends with [DONE]. `cached_flag`: with which it is started to tell cached
+    tokens, where it does not without. `counts_hits`: how its metrics count prefix hits. `metrics_find_more` and
+    `usage_finds_more` say why they may count more than the usage of its answers where requests were preempted, and why
+    less.
     """
 
     kind: str
@@ -65,7 +65,6 @@ class Quirks:
     hosts: tuple[str, ...] = ()
     version: tuple[str, ...] = ("/version",)
     ignore_eos: IgnoreEos = IgnoreEos.OBEYED
-    refuses_unknown: bool | None = False
     length_field: str = "max_tokens"
     usage: UsageIn | None = UsageIn.APART  # of chats
     usage_of_completions: UsageIn | None = UsageIn.APART
@@ -119,7 +118,6 @@ KINDS = (
         kind="tensorrt-llm",
         title="TensorRT-LLM",
         owner="tensorrt_llm",
-        refuses_unknown=True,
         cached=None,  # since late 2025
         counts_hits="blocks, not tokens",
         tokenize=TokenizeBy.INTERNAL,
@@ -130,7 +128,6 @@ KINDS = (
         owner="Triton Inference Server",
         version=(),  # its OpenAI frontend does not tell it
         ignore_eos=IgnoreEos.UNKNOWN,
-        refuses_unknown=None,
         opens_with_role=None,
         cached=None,
         tokenize=TokenizeBy.NOTHING,
@@ -149,7 +146,6 @@ KINDS = (
         hosts=(".openai.com", ".openai.azure.com"),  # proxies call models of anybody its
         version=(),
         ignore_eos=IgnoreEos.REFUSED,
-        refuses_unknown=True,
         length_field="max_completion_tokens",
         tokenize=TokenizeBy.NOTHING,
     ),
@@ -159,7 +155,6 @@ UNKNOWN = Quirks(
     title="a server of unknown kind",
     version=("/info",),  # of TGI, whose models belong to themselves
     ignore_eos=IgnoreEos.UNKNOWN,
-    refuses_unknown=None,
     usage=None,
     usage_of_completions=None,
     opens_with_role=None,

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from loadgen.results import charts
 from loadgen.results.document import Document, Measured, merged, merged_figures
-from loadgen.results.server_tables import agreement_table, server_latency_table, server_table
+from loadgen.results.server_tables import agreement_table, engines_table, server_latency_table, server_table
 from loadgen.results.svg import Chart, draw
 from loadgen.results.tables import (
     Table,
@@ -101,7 +101,7 @@ def _section(document: Document, runs: Sequence[Measured], heading: str) -> str:
         parts += ["<h2>Over time</h2>", _charts(charts.over_time(runs[0]))]
     stacks = (
         (outcome_table(document), failure_table(document), goodput_table(document), agreement_table(document)),
-        (engine_table(document), server_table(document), server_latency_table(document)),
+        (engine_table(document), server_table(document), engines_table(document), server_latency_table(document)),
     )
     drawn = ("".join(_table(table) for table in stack if table is not None) for stack in stacks)
     parts += ["<h2>Figures</h2>", f'<div class="tables">{"".join(f"<div>{stack}</div>" for stack in drawn)}</div>']

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from loadgen.results.document import AS_THE_RUN, Asked, Document, Measured, measure, merged
 from loadgen.results.run_file import RunFile
-from loadgen.results.server_tables import agreement_table, server_latency_table, server_table
+from loadgen.results.server_tables import agreement_table, engines_table, server_latency_table, server_table
 from loadgen.results.tables import (
     FEWER_STATISTICS,
     STATISTICS,
@@ -46,8 +46,9 @@ def print_measured(runs: Sequence[Measured], console: Console, plots: bool) -> N
     _print_beside(left, [engine_table(document), server_table(document)], console)
     statistics = STATISTICS if console.width >= WIDE else FEWER_STATISTICS
     console.print(rich_table(latency_table(document, statistics)))
-    if (of_server := server_latency_table(document)) is not None:
-        console.print(rich_table(of_server))
+    for of_server in (server_latency_table(document), engines_table(document)):
+        if of_server is not None:
+            console.print(rich_table(of_server))
     if plots and len(runs) == 1:
         from loadgen.results.plots import draw
 

@@ -22,6 +22,17 @@ SERVER_ROWS = (
     ("mean_kv_usage", "KV memory in use, mean"),
     ("max_kv_usage", "  most"),
 )
+_OF_ENGINES = {
+    "requests": "requests",
+    "prompt_tokens": "prompts",
+    "generation_tokens": "answers",
+    "prefix_hit_rate": "hit rate",
+    "preemptions": "preempted",
+    "mean_running": "running",
+    "mean_waiting": "waiting",
+    "mean_kv_usage": "KV memory",
+    "max_kv_usage": "most",
+}
 _TITLES = {
     "prompt_tokens": "prompt tokens",
     "generation_tokens": "tokens generated",
@@ -41,17 +52,11 @@ _TITLES = {
 
 
 def server_table(document: Document) -> Table | None:
-    """What the server's /metrics told over the run, its engines beside each other; None if none are known."""
+    """What the server's /metrics told over the run, of all its engines; None if none are known."""
     metrics = document["server"]["metrics"]
     if not metrics:
         return None
-    engines = metrics.get("engines") or []
-    columns = [metrics, *engines]
-    rows = [
-        (title, *(text(column.get(name), name) for column in columns))
-        for name, title in SERVER_ROWS
-        if any(column.get(name) is not None for column in columns)
-    ]
+    rows = [(title, text(metrics.get(name), name)) for name, title in SERVER_ROWS if metrics.get(name) is not None]
     looks = "1 look" if metrics.get("looks") == 1 else f"{text(metrics.get('looks'))} looks"
     caption = [f"{looks} in {text(metrics.get('seconds'))} s at {metrics.get('where')}."]
     if failed := metrics.get("failed_looks"):
@@ -65,10 +70,40 @@ def server_table(document: Document) -> Table | None:
         caption += [
             f"Not told: {', '.join(dict.fromkeys(terms))}{why and f' ({why})'}." for why, terms in lacking.items()
         ]
-    if len(engines) > 1:
-        caption.append("KV memory of all is that of each, weighted by its size.")
-    names = ("", "all", *(" ".join(filter(None, (one["model"], one["rank"]))) for one in engines))
-    return Table("Server, from its /metrics", tuple(rows), names if engines else (), tuple(caption))
+    return Table("Server, from its /metrics", tuple(rows), caption=tuple(caption))
+
+
+def engines_table(document: Document) -> Table | None:
+    """The same of each engine behind a server's page, a row each; None where it does not tell several apart."""
+    metrics = document["server"]["metrics"] or {}
+    engines = sorted(metrics.get("engines") or [], key=_by_name)
+    columns = [
+        (name, title) for name, title in _OF_ENGINES.items() if any(engine.get(name) is not None for engine in engines)
+    ]
+    if not engines:
+        return None
+    one_model = len({engine["model"] for engine in engines}) == 1
+    rows = [
+        (_name(engine, with_model=not one_model), *(text(engine.get(name), name) for name, _ in columns))
+        for engine in engines
+    ]
+    told = metrics.get("mean_kv_usage") is not None
+    weighted = "that of each, weighted by its size" if told else "not known: not all tell how large theirs is"
+    kv = any(name == "mean_kv_usage" for name, _ in columns)
+    caption = ["Running, waiting and KV memory in use are means over the looks."]
+    if kv:
+        caption.append(f"KV memory in use of all together is {weighted}.")
+    return Table("Engines of the server", tuple(rows), ("", *(title for _, title in columns)), tuple(caption))
+
+
+def _name(engine: Mapping[str, Any], *, with_model: bool) -> str:
+    return " ".join(filter(None, (engine["model"] if with_model or not engine["rank"] else "", engine["rank"])))
+
+
+def _by_name(engine: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Ranks that are numbers in their order."""
+    rank = engine["rank"]
+    return engine["model"], int(rank) if rank.isdecimal() else -1, rank
 
 
 def server_latency_table(document: Document) -> Table | None:
