@@ -54,7 +54,7 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
             (config.parent / "key").write_text("from-the-file")
             text = str(config.parent / "key")
         arguments = ["play", "x.jsonl"] if not option.live else []
-        if option.name == "kv_events":
+        if option.name in ("kv_events", "source"):
             arguments = ["--url", "http://h:1"]
         config.write_text(f'{option.name} = "{text}"\n')
         from_file = getattr(options(*arguments), option.name)
