@@ -333,3 +333,13 @@ def test_no_figure_gives_way_to_its_name_in_the_smallest_panel():
     for term in ("prefix_hit_tokens", "prefix_queried_tokens"):
         assert f"{growth[term]:,.0f}" in shown
     assert growth["prefix_hit_tokens"] > 10_000_000
+
+
+def test_a_mean_that_is_next_to_nothing_is_not_nothing():
+    made, engine = Looks(), EngineFigures()
+    for second in range(3):
+        engine.serve(1 if second else 0, generated=2, ttft=0.00001)
+        made.add(Look(watched.BEGIN + second, read(page("vllm", [engine]))))
+    frame = watched.frame(watched.server("vllm", made=made))
+    assert re.search(r"TTFT to first token +<0\.1 ms ", text("ledgers", frame))
+    assert re.search(r"TTFT +<0\.1 ms ", text("speed", frame, 30, 9))

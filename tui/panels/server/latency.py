@@ -23,6 +23,7 @@ TERMS = (
 )
 PERCENTS = (50, 90, 99)
 _CELL = 10
+_LEAST = 0.0001  # seconds, as `figures.seconds` shows them
 
 
 def quantile(seen: Seen, term: str, percent: float) -> str:
@@ -35,6 +36,12 @@ def quantile(seen: Seen, term: str, percent: float) -> str:
         return f"≤ {figures.at_most(bound)}"
     finite = [one for one in buckets.upto if math.isfinite(one)]
     return f"> {figures.more_than(max(finite))}" if finite else figures.NOT_MEASURED
+
+
+def mean(seen: Seen, term: str) -> str:
+    """The mean; so little that it would read as nothing is said to be less than what can be shown."""
+    value = seen.measures.mean(term) if seen.measures is not None else None
+    return f"<{figures.seconds(_LEAST)}" if value is not None and 0 < value < _LEAST / 2 else figures.seconds(value)
 
 
 def table(seen: Seen, inner: int, rows: int, look: Look) -> list[Line]:
@@ -53,7 +60,7 @@ def table(seen: Seen, inner: int, rows: int, look: Look) -> list[Line]:
             why = f"{figures.NOT_MEASURED:>{_CELL}} {seen.why(term)}"
             out.append(cut([*label, (why, "dim")], inner - 1, look.glyphs.more))
             continue
-        cells = [figures.seconds(measures.mean(term)), *(quantile(seen, term, percent) for percent in percents)]
+        cells = [mean(seen, term), *(quantile(seen, term, percent) for percent in percents)]
         line: Line = [
             *label,
             *((f"{cell:>{_CELL}}", "latency") for cell in cells),

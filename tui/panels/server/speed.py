@@ -47,6 +47,6 @@ def _brief(seen: Seen, term: str, name: str, inner: int, look: Look) -> Line:
     if not seen.tells(term):
         why = f" {seen.why(term)}" if inner >= _REASONS else f"{figures.NOT_MEASURED:>{_CELL}}"
         return cut([*left, (f"{figures.NOT_MEASURED:>{_CELL}}{why}", "dim")], inner - 1, look.glyphs.more)
-    mean = seen.measures.mean(term) if seen.measures is not None else None
+    mean = latency.mean(seen, term)
     most = latency.quantile(seen, term, 99)
-    return fit([*left, (f"{figures.seconds(mean):>{_CELL}}{most:>{_CELL}}", "latency")], inner)
+    return fit([*left, (f"{mean:>{_CELL}}{most:>{_CELL}}", "latency")], inner)
