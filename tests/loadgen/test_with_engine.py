@@ -70,7 +70,7 @@ async def in_process(trace: Path, **options: Any) -> Ran:
 
 
 async def test_the_client_and_the_engine_agree(trace_file: Path) -> None:
-    ran = await in_process(trace_file, speed=5.0)
+    ran = await in_process(trace_file, speed=50.0)
     summary, engine = ran.document["summary"], ran.engine
     sessions = list(open_trace(trace_file).sessions())
     assert (summary["failed"], summary["completed"]) == (0, sum(len(session.turns) for session in sessions))
