@@ -25,6 +25,7 @@ QUEUED = 10_000  # live messages that wait while a replay is read; beyond them t
 SILENCE = 2.0  # seconds after which a replay socket that says nothing is given up
 REST = 30.0  # seconds until a gap is asked for again then: live messages wait for the answer
 END = -1  # the number that ends a replay
+MOST = 1 << 40  # messages: no publisher gets there, at ten thousand a second not in years
 
 Link = Literal["connecting", "connected"]
 
@@ -231,7 +232,7 @@ def _parse(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     if len(frames) < 2 or len(frames[-2]) != 8:
         return None
     number = int.from_bytes(frames[-2], "big", signed=True)
-    return (number, frames[-1]) if number >= END else None
+    return (number, frames[-1]) if END <= number < MOST else None
 
 
 async def _watch(monitor: zmq.asyncio.Socket, told: Callable[[Link], None]) -> None:

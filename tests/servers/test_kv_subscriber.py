@@ -220,6 +220,7 @@ async def test_frames_that_make_no_sense_are_passed_over_and_payloads_are_missed
             publisher.send(b"alone")
             publisher.send(b"", b"short", b"payload")
             publisher.send(b"", b"\xff" * 8, b"")
+            publisher.send(b"", b"\x7f" + b"\xff" * 7, b"no publisher gets to that number")
             publisher.publish(payload=b"\xc1 is never msgpack")
             publisher.publish(payload=b"\x93\x01\x02\x03")
             publisher.publish(stored(3))
