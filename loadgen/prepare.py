@@ -104,7 +104,7 @@ async def prepare(
         try:
             await find_metrics(http, settings.metrics_url)
         except NoMetrics as error:
-            raise ServerError(f"--metrics-url {settings.metrics_url}: {error}") from None
+            raise ServerError(f"--metrics-url {error}") from None
     vocabulary = None
     if found.needs.tokenizer:
         tokenizer = open_tokenizer(settings.tokenizer, http, facts)

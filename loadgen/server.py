@@ -146,8 +146,10 @@ async def _models(http: aiohttp.ClientSession, url: str, wanted: str | None) -> 
     try:
         async with http.get(f"{url}/v1/models", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
             body = await _body(reply)
-    except aiohttp.ClientSSLError as error:
+    except aiohttp.ClientConnectorCertificateError as error:
         raise ServerError(f"no server at {url} that can be trusted: {reason(error)}; {CERTIFICATES}") from None
+    except aiohttp.ClientConnectorSSLError as error:
+        raise ServerError(f"no server at {url} that speaks TLS: {reason(error)}; http:// may be meant") from None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise ServerError(f"no server at {url}: {reason(error)}") from None
     if 300 <= reply.status < 400:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from loadgen.client import reason
+from loadgen.server import CERTIFICATES
 from loadgen.server_figures import Figures, Levels, growth, untold
 from servers.dialects import DIALECTS
 from servers.measures import Measures, broken, measure
@@ -83,6 +84,8 @@ async def _fetch(http: aiohttp.ClientSession, where: str, deadline: float) -> st
                     raise _TooLong(f"is longer than {LONGEST_PAGE:,} bytes")
     except TimeoutError:
         raise NoMetrics(f"did not answer within {TIMEOUT:g} s") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise NoMetrics(f"cannot be trusted: {reason(error)}; {CERTIFICATES}") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise NoMetrics(f"cannot be asked: {reason(error)}") from None
     return page.decode("utf-8", "replace")

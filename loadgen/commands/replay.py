@@ -51,7 +51,9 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     add("--url", server_address, None, "an OpenAI-compatible server; without it an engine is started", metavar="URL")
     add("--model", unicode_text, None, f"model name (default: the server's first; own engine: {ENGINE_MODEL})", "NAME")
     add("--engine-args", engine_arguments, (), "more arguments for the engine that is started", metavar='"..."')
-    elsewhere = "where the server's metrics are, if not at its own address; asked with the same keys"
+    elsewhere = (
+        "where the server's metrics are, if not at its own address; asked with the same keys, and written down as given"
+    )
     add("--metrics-url", metrics_url, None, elsewhere, metavar="URL")
     key_options(add)
     add("--no-probe", yes_or_no, False, "send no small request before the run to find out what the server can do")

@@ -263,5 +263,10 @@ async def test_tls(run: Runner, tmp_path: Path) -> None:
         ran = await run.perform(settings, server.url, keys=Keys(insecure=True))
         assert run.said.startswith("Warning: --insecure: any certificate is believed")
         told = document([ran])
+        async with ServerLike("vllm") as plain:
+            with pytest.raises(ServerError, match=r"https://\S+ that speaks TLS: .*; http:// may be meant"):
+                await run.perform(run.settings(TALK), plain.url.replace("http:", "https:"))
+            with pytest.raises(ServerError, match=r"^--metrics-url https://\S+ cannot be trusted: .*; --ca-file names"):
+                await played(run, plain, metrics_url=f"{server.url}/metrics")
     assert told["warnings"] == ["The server's certificate was not checked (--insecure): who answered is not known."]
     assert told["settings"]["insecure"] is True
