@@ -62,6 +62,9 @@ class _Subscriber:
 
     `_live` is the number that came last from the publishing socket. Those that it sends though the replay had them
     already are told from a restart by `_replayed`, hashes of what came by replay.
+
+    `_stale`: the replay is of a publisher that began after the live messages that are read now were sent. Those that it
+    does not have are of the one before, and passed over.
     """
 
     def __init__(self, endpoint: str, replay: str | None, topic: str, told: Callable[[Link], None] | None) -> None:
@@ -70,6 +73,7 @@ class _Subscriber:
         self._last = 0
         self._live = -1
         self._replayed: OrderedDict[int, int] = OrderedDict()
+        self._stale = False
         self._gave_up = False
         self._rests_until = 0.0
 
@@ -111,12 +115,19 @@ class _Subscriber:
 
     async def _hear(self, number: int, payload: bytes) -> AsyncGenerator[Message, None]:
         """Take a live message: what came before it is asked for, what came already is passed over."""
-        if number <= self._live or (number < self._next and self._replayed.get(number) != hash(payload)):
+        came_already = number < self._next and self._replayed.get(number) == hash(payload)
+        if self._stale and (came_already or self._live < number < self._next):
+            self._live, self._stale = number, not came_already
+            return
+        if self._stale and number <= self._live:  # now they are of the one that was replayed, or of one after it
+            self._live, self._stale = -1, False
+        if number <= self._live or (number < self._next and not came_already):
             if number == self._live and number == self._next - 1 and hash(payload) == self._last:
                 return  # the same once more
             self._restart()
             yield Restarted()
-        if number > self._next and asyncio.get_running_loop().time() >= self._rests_until:
+        in_doubt = number > self._next or (self._stale and number == self._next)
+        if in_doubt and asyncio.get_running_loop().time() >= self._rests_until:
             async with aclosing(self._again()) as past:
                 async for message in past:
                     yield message
@@ -124,7 +135,11 @@ class _Subscriber:
                 self._rests_until = asyncio.get_running_loop().time() + REST
         self._live = number
         if number < self._next:
+            self._stale = self._replayed.get(number, hash(payload)) != hash(payload)
             return
+        if self._stale and not self._gave_up:
+            return
+        self._stale = False
         for message in self._take(number, payload):
             yield message
 
@@ -142,7 +157,7 @@ class _Subscriber:
         return out
 
     def _restart(self) -> None:
-        self._next, self._live = 0, -1
+        self._next, self._live, self._stale = 0, -1, False
         self._replayed.clear()
 
     async def _again(self) -> AsyncGenerator[Message, None]:
@@ -162,6 +177,7 @@ class _Subscriber:
                     number, payload = found
                     if number == begun - 1 and begun == self._next and hash(payload) != self._last:
                         self._restart()
+                        self._stale = True
                         yield Restarted()
                         break
                     if number < self._next:

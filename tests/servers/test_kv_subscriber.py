@@ -213,6 +213,42 @@ async def test_a_restart_that_nobody_saw_is_found_by_the_replay():
             assert list(map(told, await take(messages, 6))) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("later", [2, 30])
+async def test_what_a_publisher_had_sent_before_it_restarted_is_not_taken_for_the_new_ones(later):
+    """The replay is of the new one already, while live messages of the old one wait to be read."""
+    with KvPublisher(replay=True) as publisher:
+        async with aclosing(subscribe(publisher.endpoint, publisher.replay_endpoint)) as messages:
+            tree = KvTree()
+            tree.take(*await connected(publisher, messages))
+            for number in range(2, 20):
+                publisher.publish(stored(number), drop=number == 3)
+            await asyncio.sleep(0.2)  # they are in the queue
+            await asyncio.to_thread(publisher.restart)
+            asked = len(publisher.asked)
+            for number in range(100, 100 + later):
+                publisher.publish(stored(number))
+
+            async def hear() -> None:
+                async for message in messages:
+                    tree.take(message)
+
+            hearing = asyncio.create_task(hear())
+            try:
+                async with asyncio.timeout(WAIT):
+                    await asyncio.to_thread(publisher.wait_for_subscriber)
+                    for number in (99, 98):
+                        publisher.publish(stored(number))
+                        while not tree.holds(number):
+                            await asyncio.sleep(0.01)
+                        assert set(tree.hashes()) == {*range(number, 100 + later)}
+                        assert tree.complete
+            finally:
+                hearing.cancel()
+                await asyncio.gather(hearing, return_exceptions=True)
+            assert (tree.churn.restarted, tree.churn.missed) == (1, 0)
+            assert sum(first == 0 for first in publisher.asked[asked:]) == 1
+
+
 async def test_frames_that_make_no_sense_are_passed_over_and_payloads_are_missed():
     with KvPublisher() as publisher:
         async with aclosing(subscribe(publisher.endpoint)) as messages:
