@@ -69,13 +69,17 @@ class KvMessage(msgspec.Struct, frozen=True, tag="kv"):
 
 
 class KvLink(msgspec.Struct, frozen=True, tag="kv link"):
-    """How the subscription to a KV event publisher stands from now on, `detail` in words. A message makes it live."""
+    """How the subscription to a KV event publisher stands from now on, `detail` in words. A message makes it live.
+
+    `since`: on the watcher's clock, where it has stood so for longer than that; None: not so, or not known.
+    """
 
     source: int
     time: float
     endpoint: str
     phase: KvPhase
     detail: str = ""
+    since: float | None = None
 
 
 class KvState(msgspec.Struct, frozen=True, tag="kv state"):

@@ -99,7 +99,7 @@ class KvTape:
         self._reels = [_Reel(seq - 1, 0)]  # the item itself may bring a message
         self._heard = 0
         self._since: list[tuple[int, float | None]] = [(seq, None)]  # by item: when the first message came
-        self._standings: list[tuple[int, KvPhase, str]] = [(seq, "connecting", "")]
+        self._standings: list[tuple[int, KvPhase, str, float | None]] = [(seq, "connecting", "", None)]
         self._churned: list[tuple[int, float, Churn]] = []
         self._counted_from: list[int] = [seq]  # items from which on churn is of its time
         self._least_delay: float | None = None  # from when a message was published, on its own clock, to its coming
@@ -131,7 +131,7 @@ class KvTape:
             or (time - self._churned[-1][1] >= CHURN_EVERY)
         ):
             self._churned.append((seq, time, self.tree.churn))
-        self.stand(seq, "live", "")
+        self.stand(seq, "live", "", time)
         reel = self._reels[-1]
         if not reel.chunks or reel.chunks[-1].packed:
             reel.chunks.append(_Chunk())
@@ -151,16 +151,18 @@ class KvTape:
             self._least_delay = delay
         return least is not None and delay < least - LATE
 
-    def stand(self, seq: int, phase: KvPhase, detail: str) -> None:
-        """How the subscription stands from item `seq` on."""
-        if self._standings[-1][1:] != (phase, detail):
-            self._standings.append((seq, phase, detail))
+    def stand(self, seq: int, phase: KvPhase, detail: str, time: float | None) -> None:
+        """How the subscription stands from item `seq` on, in this phase since `time`; None: not known."""
+        _, before, said, since = self._standings[-1]
+        if (before, said) != (phase, detail) or since is None:
+            kept = phase == before and since is not None
+            self._standings.append((seq, phase, detail, since if kept else time))
 
-    def begin_anew(self, seq: int) -> None:
+    def begin_anew(self, seq: int, time: float) -> None:
         """What was there is of a server that is there no more."""
         self.tree, self._heard, self._least_delay = KvTree(), 0, None
         self._since.append((seq, None))
-        self.stand(seq, "connecting", "")
+        self.stand(seq, "connecting", "", time)
         self._open_reel(seq, b"")
 
     def set(self, seq: int, item: KvState) -> None:
@@ -169,14 +171,14 @@ class KvTape:
         state = _pack(tree.to_state())
         self.tree, self._heard = tree, item.heard
         self._since.append((seq, item.since))
-        self.stand(seq, "live" if item.heard else "connecting", "")
+        self.stand(seq, "live" if item.heard else "connecting", "", None)
         self._open_reel(seq, state)
 
     def state(self, source: int, time: float) -> tuple[KvState | KvLink, ...]:
         """What makes a fresh one what this is now, but for its past."""
-        _, phase, detail = self._standings[-1]
+        _, phase, detail, since = self._standings[-1]
         tree = KvState(source, time, self.endpoint, self._heard, self._since[-1][1], self.tree.to_state())
-        link = KvLink(source, time, self.endpoint, phase, detail)
+        link = KvLink(source, time, self.endpoint, phase, detail, since)
         return (tree, link) if self._heard else (link,)
 
     def view(self) -> KvView:
@@ -213,13 +215,13 @@ class KvTape:
         del self._counted_from[: max(0, bisect_right(self._counted_from, seq) - 1)]
 
     def _view(self, tree: KvTree, heard: int, standings: int, sinces: int, churned: int, counts: int) -> KvView:
-        _, phase, detail = self._standings[standings - 1]
+        _, phase, detail, stood = self._standings[standings - 1]
         begun, since = self._since[sinces - 1]
         begun = max(begun, self._counted_from[counts - 1])
         times = tuple(
             (time, churn) for seq, time, churn in self._churned[max(0, churned - KEPT) : churned] if seq >= begun
         )
-        return KvView(self.endpoint, tree, heard, phase, detail, since, times)
+        return KvView(self.endpoint, tree, heard, phase, detail, since, stood, times)
 
     def _moment(self, seq: int) -> _Cursor:
         at = bisect_right(self._reels, seq, key=lambda reel: reel.seq) - 1

@@ -40,6 +40,10 @@ async def run_servers_once(
     for view in views:
         if not view.link.fresh and (telling or len(views) > 1):
             print(f"paged-top: {view.name}: {view.link.detail}", file=sys.stderr)
+        for kv in view.kv:
+            if kv.phase != "live":
+                said = f"{kv.phase}: {kv.detail}" if kv.detail else kv.phase
+                print(f"paged-top: {view.name}: KV events of {kv.endpoint}: {said}", file=sys.stderr)
     if not telling:
         return fail(f"{views[0].url}: {views[0].link.detail}" if len(views) == 1 else "none of the servers answers")
     fleet = FleetView(tuple(views), views[0].now) if len(views) > 1 else None
@@ -100,6 +104,8 @@ async def observe(targets: Sequence[Target], http: HttpSettings, every: float, s
 def _is_done(view: ServerView, seconds: float) -> bool:
     if view.link.phase in ("failing", "locked", "foreign"):
         return True
+    if any(kv.phase == "connecting" and not kv.detail for kv in view.kv):
+        return False
     measures = view.measure(seconds)
     return measures is not None and measures.seconds >= seconds * 0.98
 

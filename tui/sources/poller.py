@@ -17,12 +17,14 @@ from servers.reading import lines_known
 from servers.slots import Slot, read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
 from tui.sources.http import Answer, Http, NoAnswer, TooMuch
-from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, Scrape, Slots, SourceHead
+from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, KvPhase, Scrape, Slots, SourceHead
 from tui.sources.targets import HttpSettings, KvEndpoint, Target
 
 LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
 TIMEOUT_LOOKS = 3  # so many times the time between two looks
 REST = 20.0  # so many times as long as reading a page took this program, it is left alone then: others have pages too
+FIRST_WHY = 0.3  # seconds until it is asked why a publisher is not connected to, and then between two times
+WHY_SECONDS = 5.0
 FOREIGN_SECONDS = 5.0  # between two looks at what is no server known here: each asks at several paths
 
 
@@ -183,17 +185,46 @@ class Poller:
         """A publisher's events, for as long as this runs."""
         from servers.kv_subscriber import Link, subscribe  # ZMQ takes its time to load
 
-        def told(link: Link) -> None:
-            self._sink(
-                KvLink(self._source, self._clock(), endpoint.events, "live" if link == "connected" else "connecting")
-            )
+        away = asyncio.Event()  # set while there is no connection
+        away.set()
 
+        def told(link: Link) -> None:
+            if link == "connected":
+                away.clear()
+                self._tell_link(endpoint, "live")
+            elif not away.is_set():  # else it is told already, perhaps with its reason
+                away.set()
+                self._tell_link(endpoint, "connecting")
+
+        self._tell_link(endpoint, "connecting")
+        asking = asyncio.create_task(self._ask_why(endpoint, away))
         try:
             async with aclosing(subscribe(endpoint.events, endpoint.replay, told=told)) as messages:
                 async for message in messages:
                     self._sink(KvMessage(self._source, self._clock(), endpoint.events, to_builtins(message)))
         except ValueError as error:
-            self._sink(KvLink(self._source, self._clock(), endpoint.events, "failing", str(error)))
+            self._tell_link(endpoint, "failing", str(error))
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _ask_why(self, endpoint: KvEndpoint, away: asyncio.Event) -> None:
+        """Why there is no connection, once in a while as long as there is none."""
+        from servers.kv_reach import why_unheard
+
+        said = ""
+        while True:
+            if not away.is_set():
+                said = ""
+            await away.wait()
+            await asyncio.sleep(WHY_SECONDS if said else FIRST_WHY)
+            reason = await why_unheard(endpoint.events) if away.is_set() else ""
+            if away.is_set() and reason:
+                said = reason
+                self._tell_link(endpoint, "connecting", reason)
+
+    def _tell_link(self, endpoint: KvEndpoint, phase: KvPhase, detail: str = "") -> None:
+        self._sink(KvLink(self._source, self._clock(), endpoint.events, phase, detail))
 
     def _fail(self, at: float, phase: FailedPhase, reason: str) -> None:
         self._failing = True

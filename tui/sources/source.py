@@ -75,7 +75,8 @@ class Source:
             case KvMessage():
                 self._take_kv(item)
             case KvLink():
-                self.tape.kv(item.endpoint).stand(self.items, item.phase, item.detail)
+                since = self.tape.now if item.since is None else item.since
+                self.tape.kv(item.endpoint).stand(self.items, item.phase, item.detail, since)
             case KvState():
                 self._take_kv_state(item)
             case Slots():
@@ -220,7 +221,7 @@ class Source:
             message = from_builtins(item.payload)
             kv.take(self.items, self.tape.now, item, message)
         except ValueError as error:
-            kv.stand(self.items, "failing", f"a message cannot be read: {error}")
+            kv.stand(self.items, "failing", f"a message cannot be read: {error}", self.tape.now)
             return
         if words := _of_note(message):
             self._tell(words)
@@ -230,7 +231,7 @@ class Source:
         try:
             kv.set(self.items, item)
         except ValueError as error:
-            kv.stand(self.items, "failing", f"its tree cannot be read: {error}")
+            kv.stand(self.items, "failing", f"its tree cannot be read: {error}", self.tape.now)
 
     def _tell(self, words: str) -> None:
         self.tape.add_event(Event(self.items, self.tape.now, words))

@@ -128,7 +128,7 @@ class Tape:
     def begin_anew(self) -> None:
         """Another server answers from now on."""
         for kv in self._kv.values():
-            kv.begin_anew(self.last)
+            kv.begin_anew(self.last, self.now)
 
     def kv(self, endpoint: str) -> KvTape:
         """An endpoint's, made where it is heard of first."""

@@ -35,7 +35,7 @@ class KvView:
     """The KV events of one endpoint. `tree` goes on while the source does: a paused one is a tree of its own.
 
     `since`: when the first message was heard, and `churned` what the tree had counted at times from then on, one a
-    second at most, the oldest first; both on the watcher's clock.
+    second at most, the oldest first; `stood`: since when `phase` is what it is; all on the watcher's clock.
     """
 
     endpoint: str
@@ -44,6 +44,7 @@ class KvView:
     phase: Literal["connecting", "live", "failing"]
     detail: str = ""
     since: float | None = None
+    stood: float | None = None
     churned: tuple[tuple[float, Churn], ...] = field(default=(), repr=False)
 
 

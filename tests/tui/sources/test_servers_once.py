@@ -189,6 +189,23 @@ async def test_tls_users_and_headers_and_none_of_them_shown(tmp_path):
         assert not any("s3cret" in text for _, *texts in ((code, out, err), careless, refused) for text in texts)
 
 
+async def test_a_publisher_that_is_not_there_is_told_with_its_reason():
+    async with StandIn("vllm") as server, StandIn("vllm") as other:
+        place = other.url.replace("http://", "tcp://")
+        for where, reason in (
+            ("tcp://127.0.0.1:1", "connection refused: nothing listens there"),
+            (place, "what listens there says nothing, which no publisher does: it speaks another protocol"),
+        ):
+            code, told, err = await run("--url", server.url, "--kv-events", where, "--json")
+            (kv,) = json.loads(told)["kv_events"]
+            assert (code, kv["endpoint"], kv["phase"], kv["detail"]) == (0, where, "connecting", reason)
+            assert f"KV events of {where}: connecting: {reason}" in err
+        code, shown, err = await run("--url", server.url, "--kv-events", "tcp://127.0.0.1:1", "--once")
+        assert "connecting to tcp://127.0.0.1:1 for" in " ".join(shown.split())
+        assert "1 of 1 endpoint not connected" in shown
+        assert "switch them on" not in shown
+
+
 async def test_slots_and_kv_events_are_counted():
     async with StandIn("llama.cpp") as llama, StandIn("vllm") as vllm:
         llama.slots = [{"id": 0, "id_task": 3, "n_ctx": 512, "is_processing": True, "prompt": "s3cret"}]

@@ -82,8 +82,9 @@ def _second(frame: Frame, seen: Seen, width: int, look: Look) -> Line:
         parts.append([("waiting ", "dim"), seen.count("waiting")])
     if server.kv:
         heard = sum(view.heard for view in server.kv)
-        live = all(view.phase == "live" for view in server.kv)
-        parts.append([("KV events ", "dim"), (figures.count(heard), "value" if live else "bad")])
+        away = sum(view.phase != "live" for view in server.kv)
+        state: Span = (f", {away} of {figures.plural(len(server.kv), 'endpoint')} not connected", "bad")
+        parts.append([("KV events ", "dim"), (figures.count(heard), "value"), *([state] if away else [])])
     if server.link.fresh and server.link.detail:
         parts.append([(clean(server.link.detail), "dim")])
     parts.append([(clean(server.url), "dim")])

@@ -84,8 +84,9 @@ def honesty(seen: Seen, inner: int) -> list[Line]:
     for view in views:
         if view.phase != "live":
             state = "connecting to" if view.phase == "connecting" else "nothing comes from"
+            since = f" for {figures.seconds(server.now - view.stood)}" if view.stood is not None else ""
             detail = f": {clean(view.detail)}" if view.detail else ""
-            out += words.told(f"{state} {clean(view.endpoint)}{detail}", inner, "warn")
+            out += words.told(f"{state} {clean(view.endpoint)}{since}{detail}", inner, "warn")
     whose = " of all engines" if seen.engine is not None else ""
     out += words.told(_heard(server, views, whose), inner)
     unheard = _unheard(views)
