@@ -162,10 +162,11 @@ class Looks:
         return measure(first.reading, last.reading, last.time - first.time, engine, self._layouts_before(first.time))
 
     def series(self, term: str, seconds: float, columns: int, engine: Engine | None = None) -> list[float | None]:
-        """A gauge's last value, or a counter's rate a second, in each of so many equal spans of time up to the newest
-        look. A span in which no look fell has what held between those around it.
+        """A gauge's highest value, or a counter's mean rate a second, in each of so many equal spans of time up to the
+        newest look: a peak is seen however long a span is. One in which no look fell has what held between those
+        around it.
 
-        None where the term was not told, a look failed, or a counter began anew.
+        None where the term was not told, the looks at a gauge or the last one at a counter failed, or it began anew.
         """
         looks = list(self._looks)
         if not looks or columns < 1 or seconds <= 0:
@@ -178,12 +179,15 @@ class Looks:
         for begin, end in pairwise((newest - seconds, *ends)):
             # `earlier` is the last reading up to the span's begin, or else the first one in it; `place` is after its
             # last look.
+            first = place
             while place < len(looks) and looks[place].time <= end:
                 if looks[place].reading is not None and (looks[place].time <= begin or earlier < 0):
                     earlier = place
                 place += 1
             if gauge:
-                found.append(_level(looks[place - 1], term, engine) if place else None)
+                within = [look for look in looks[first:place] if look.time > begin] or looks[max(0, place - 1) : place]
+                levels = [level for look in within if (level := _level(look, term, engine)) is not None]
+                found.append(max(levels, default=None))
             else:
                 found.append(self._rate(looks, earlier, place, begin, term, engine))
             earlier = next((p for p in range(place - 1, earlier, -1) if looks[p].reading is not None), earlier)
@@ -223,6 +227,9 @@ class Looks:
 def _level(look: Look, term: str, engine: Engine | None) -> float | None:
     if look.reading is None:
         return None
-    if engine is None:
-        return look.reading.totals().get(term)
-    return look.reading.gauges.get(term, {}).get(engine)
+    slots = look.reading.layout.gauge_slots.get(term, {})
+    if engine is not None:
+        return look.reading.values[slots[engine]] if engine in slots else None
+    if len(slots) == 1 and len(look.reading.engines) == 1:  # a total of one: there are many looks
+        return look.reading.values[next(iter(slots.values()))]
+    return look.reading.totals().get(term)

@@ -183,6 +183,16 @@ def test_columns_of_a_gauge() -> None:
     assert found.series("kv_usage", 4.0, 2) == [None, None]
 
 
+def test_a_peak_between_two_looks_of_a_column_is_its_level() -> None:
+    found = Looks([Look(float(t), at(0, running)) for t, running in enumerate((9, 1, 7, 2, 1, 0, 3))])
+    assert found.series("running", 6.0, 2) == [7, 3]  # the 9 was before
+    assert found.series("running", 6.0, 1) == [7]
+    assert found.series("running", 12.0, 1) == [9]
+    assert found.series("running", 1.0, 1) == [3]
+    failed = Looks([Look(0.0, at(0, 1)), Look(1.0, at(0, 7)), Look(2.0, None), Look(3.0, None), Look(4.0, None)])
+    assert failed.series("running", 4.0, 2) == [7, None]
+
+
 def test_columns_in_which_a_look_failed_are_none() -> None:
     found = seen(0, 10, None, None, 40, 50)
     assert found.series("generation_tokens", 5.0, 5) == [10, None, None, 10, 10]

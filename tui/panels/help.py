@@ -30,6 +30,7 @@ _SERVER_NOTES = (
     "KV is weighted by capacity, and has no total where one capacity is not known. Rates are added up.",
     "~ is reckoned from a share. Tokens that are counted when a request ends come all at once: the panel says so.",
     "A chart: bars are its first figure, marks the others, where they are not 0; a gap was not told.",
+    "A column has the highest of a level (running, waiting, KV) in its time, and the mean of a rate.",
     "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
     "Events: restarts, another server at that address, no answer and again one, missed KV events.",
 )

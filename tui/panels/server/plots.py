@@ -1,5 +1,7 @@
 """A server's figures over time, from its looks: a line of bars, or a large chart with its scale and its times.
 
+A column is the highest that a gauge was in its time, and the mean rate of a counter.
+
 A column where nothing was told is empty; a line goes through those in which the counters began anew.
 """
 
@@ -184,7 +186,7 @@ def _highest(values: Values) -> float:
 
 
 def of_gauge(term: str) -> tuple[Callable[[Seen], float | None], Callable[[Seen, int], Values]]:
-    """The newest value of a gauge, and its last values over time."""
+    """The newest value of a gauge, and its highest ones over time."""
     return lambda seen: seen.gauge(term), lambda seen, count: seen.series(term, count)
 
 

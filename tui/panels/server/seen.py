@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from servers.looks import Look
 from servers.measures import Measures
@@ -31,6 +31,7 @@ class Seen:
     told: frozenset[str]  # terms that the reading has
     levels: Mapping[str, Mapping[Engine, float]]  # its gauges
     totals: Mapping[str, float]  # of these over all engines, where there is such a thing
+    columns: dict[tuple[str, int], Sequence[float | None]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, frame: Frame) -> Seen:
@@ -101,8 +102,10 @@ class Seen:
         return self.totals.get(term)
 
     def series(self, term: str, columns: int) -> Sequence[float | None]:
-        """A gauge's last value, or a counter's rate, in each of so many equal parts of the window."""
-        return self.server.looks.series(term, self.window, columns, self.engine)
+        """A gauge's highest value, or a counter's mean rate, in each of so many equal parts of the window."""
+        if (term, columns) not in self.columns:
+            self.columns[term, columns] = self.server.looks.series(term, self.window, columns, self.engine)
+        return self.columns[term, columns]
 
     def rate(self, term: str) -> float | None:
         return self.measures.rate(term) if self.measures is not None else None
