@@ -139,7 +139,8 @@ def why(error: httpx.HTTPError, timeout: float) -> str:
     match error:
         case httpx.ConnectError() if "SSL" in str(error):
             told = str(error)[:200]
-            flags = ": --ca-file names who is to be believed" if "CERTIFICATE_VERIFY_FAILED" in told else ""
+            unknown = "issuer" in told or "self-signed" in told  # and not one that is too old, or another's
+            flags = ": --ca-file names who is to be believed" if unknown else ""
             return f"no TLS with what answers there ({told}){flags}"
         case httpx.ConnectTimeout() | httpx.ConnectError():
             return "nothing answers there"

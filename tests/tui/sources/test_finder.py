@@ -155,6 +155,7 @@ async def test_a_certificate_of_another_name_is_refused(tmp_path):
         outcome = await look(server, HttpSettings(ca_file=authority.ca))
         assert outcome.phase == "failing"
         assert "IP address mismatch" in outcome.reason
+        assert "--ca-file" not in outcome.reason  # it is not who is to be believed
         assert isinstance(await look(server, HttpSettings(insecure=True)), Found)
 
 
