@@ -15,7 +15,7 @@ from tui.recording import RecordingError
 from tui.sources.player import SourcePlayer
 from tui.sources.report import encode, fleet_report, server_report
 from tui.sources.view import FleetView
-from tui.view import RATE_WINDOW, Frame, Link, Status
+from tui.view import Frame, Link, Status
 
 
 async def play_servers_once(
@@ -44,7 +44,8 @@ async def play_servers_once(
         fleet = FleetView(tuple(source.view(now=now) for source in player.sources), now)
         alone = fleet.servers[0] if len(fleet.servers) == 1 else None
         if json:
-            print(encode(fleet_report(fleet, RATE_WINDOW) if alone is None else server_report(alone, RATE_WINDOW)))
+            window = focus.ledgers.window  # as on the screen
+            print(encode(fleet_report(fleet, window) if alone is None else server_report(alone, window)))
         else:
             status = Status(Link("live"), path.name, playing=player.status, readonly=True)
             frame = Frame(status, None, focus, server=alone, fleet=None if alone is not None else fleet)

@@ -22,7 +22,8 @@ _COMMON = frozenset((*COUNTERS[: COUNTERS.index("steps") + 1], *GAUGES[: GAUGES.
 
 
 def server_report(view: ServerView, seconds: float) -> dict[str, Any]:
-    """One server over the last `seconds`."""
+    """One server over the last `seconds`, which are its `window_seconds`; `observed_seconds` is how much of them there
+    was, or a look more."""
     (row,) = rows(FleetView((view,), view.now), seconds)
     return _of_row(row)
 
@@ -35,6 +36,7 @@ def fleet_report(view: FleetView, seconds: float) -> dict[str, Any]:
     total = {
         "servers": together.servers,
         "telling": len(together.parts),
+        "window_seconds": seconds,
         **_figures(measures, together.hit_rate, lambda term: together.sum(lambda part: part.rate(term))),
         "told_by": dict(measures.told_by) if measures is not None else {},
     }
@@ -66,6 +68,7 @@ def _of_row(row: Row) -> dict[str, Any]:
         "age_seconds": view.link.age,
         "models": list(row.models),
         "facts": view.facts,
+        "window_seconds": row.seconds,
         "observed_seconds": measures.seconds if measures is not None else None,
         "restarted": measures.restarted if measures is not None else None,
         **_of_measures(measures),

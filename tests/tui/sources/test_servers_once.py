@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.servers.certificates import make_authority
 from tests.servers.kv_publisher import KvPublisher
 from tests.servers.pages import EngineFigures
 from tests.servers.stand_in import StandIn
+from tui.cli import main
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PAGED_TOP_")}
 
@@ -129,6 +131,7 @@ async def test_a_fleet_with_totals_by_the_right_rules(tmp_path):
             "gone": (None, "failing"),
         }
         gone = told["servers"][-1]
+        assert {server["window_seconds"] for server in told["servers"]} == {told["total"]["window_seconds"]} == {0.3}
         assert gone["observed_seconds"] is gone["gauges"]["running"] is gone["rates"]["requests"] is None
         two = told["servers"][1]["engines"]
         assert [(engine["rank"], engine["gauges"]["kv_usage"]) for engine in two] == [("0", 0.1), ("1", 0.2)]
@@ -234,3 +237,19 @@ async def test_json_has_nothing_that_moves_a_cursor():
     assert all(sign.isprintable() or sign == "\n" for sign in out)
     assert "\u00e9" in out
     assert json.loads(out)["models"] == [name]
+
+
+def test_a_recording_is_told_over_the_window_of_its_screen(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
+    path = str(Path(__file__).parents[3] / "docs" / "fleet.jsonl.gz")
+    assert main(["play", path, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {server["window_seconds"] for server in told["servers"]} == {60.0} == {told["total"]["window_seconds"]}
+    assert main(["play", path, "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert f"generated {told['total']['rates']['generation_tokens']:.0f} tok/s" in shown
+    for server in told["servers"]:
+        assert f" {100 * server['hit_rate']:.0f} % " in next(
+            line for line in shown.splitlines() if server["name"] in line
+        )
