@@ -21,7 +21,7 @@ from textual.timer import Timer
 from tui import commands, dispatch
 from tui.attached import Attached, One, Recording, Said, Shown, Steps, Timeline
 from tui.controls import BY_FIELD, NUMBERS
-from tui.focus import FIRST_FOCUS, Focus
+from tui.focus import FIRST_FOCUS, Focus, back
 from tui.keys import SCRUB, offered
 from tui.look import Look
 from tui.operator import Operator
@@ -334,7 +334,7 @@ class PagedTop(App[int]):
         self._look_at(panel=dispatch.neighbour(self.focus_now.panel, by, self._set.names))
 
     async def action_back(self) -> None:
-        out = dispatch.back(self.focus_now, self._set.kind)
+        out = back(self.focus_now, self._set.kind)
         if out is not None:
             self.focus_now = out
         elif self.scrub.seq is not None:
@@ -351,9 +351,10 @@ class PagedTop(App[int]):
 
     async def _leave(self) -> None:
         """Back to the table, as it was left."""
+        self._notice = ("", False)  # what is told of leaving stays
         await self.attached.leave()
         self.focus_now = (self._left or FIRST_FOCUS).but(ledgers=self.focus_now.ledgers)
-        self._left, self._notice = None, ("", False)
+        self._left = None
 
     @property
     def _set(self) -> sets.PanelSet:

@@ -116,11 +116,15 @@ class Steps:
     kind: Kind = "steps"
     moving: tuple[str, ...] = MOVING
 
-    def __init__(self, session: Session, readonly: bool, tell: Tell) -> None:
+    def __init__(
+        self, session: Session, readonly: bool, tell: Tell, of: str = "", beside: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`of`: its name, where it is one of several servers; `beside`: what is recorded of all of them, in words."""
+        self._beside = beside
         self.session = session
         self.operator = Operator(session, readonly, tell)
         self.scrub = Scrub(session, tell)
-        self.recorder = RecorderSwitch(session, tell)
+        self.recorder = RecorderSwitch(session, tell, of)
         self.advice: tuple[Suggestion, ...] = ()
         self.advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
         self._texts = TextReader(lambda: session.feed.engine if session.feed and not session.player else None)
@@ -149,7 +153,7 @@ class Steps:
                 target=session.target,
                 past=self.scrub.past,
                 playing=session.playing,
-                recording=self.recorder.words,
+                recording=", ".join(filter(None, (self.recorder.words, self._beside()))),
                 readonly=self.operator.readonly,
                 notice=said.notice,
                 notice_bad=said.bad,

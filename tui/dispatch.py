@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tui.commands import Reaction, Say, Seek
-from tui.focus import PANELS, FleetFocus, Focus, ServerFocus
+from tui.focus import PANELS, Focus
 from tui.panels import scrub, sets
 from tui.panels.line import Line
 from tui.scene import Place, owner
-from tui.view import Frame, Kind
+from tui.view import Frame
 
 PANEL_KEYS = ("up", "down", "left", "right", "pageup", "pagedown", "home", "end", "enter")
 OVERLAY_STEP = 3  # lines that J, K and the wheel scroll
@@ -87,26 +87,6 @@ def answered(frame: Frame, what: str, text: str) -> Reaction:
     handle = getattr(sets.of(frame).modules[frame.focus.panel], "answer", None)
     reaction: Reaction = handle(frame, what, text) if handle else None
     return reaction
-
-
-def back(focus: Focus, kind: Kind = "steps") -> Focus | None:
-    """One step out: the overlay, the large panel, then what is selected. None: nothing is left to leave."""
-    if focus.helping:
-        return focus.but(helping=False, help_top=0)
-    if focus.inspecting:
-        return focus.but(inspecting=False, inspect_top=0)
-    if focus.expanded:
-        return focus.but(expanded=False)
-    if kind == "fleet":
-        cleared = focus.but(fleet=FleetFocus(sort=focus.fleet.sort, descending=focus.fleet.descending))
-        return cleared if cleared != focus else None
-    if focus.panel in ("requests", "control"):
-        return focus.but(panel="blocks")
-    if kind == "server":
-        cleared = focus.but(server=ServerFocus())
-        return cleared if cleared != focus else None
-    cleared = Focus(panel=focus.panel, ledgers=focus.ledgers, map=replace(focus.map, block=None))
-    return cleared if cleared != focus else None
 
 
 def neighbour(panel: str, by: int, panels: Sequence[str] = PANELS) -> str:

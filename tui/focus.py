@@ -136,3 +136,23 @@ class Focus:
 
 
 FIRST_FOCUS = Focus()
+
+
+def back(focus: Focus, kind: str = "steps") -> Focus | None:
+    """One step out: the overlay, the large panel, then what is selected. None: nothing is left to leave."""
+    if focus.helping:
+        return focus.but(helping=False, help_top=0)
+    if focus.inspecting:
+        return focus.but(inspecting=False, inspect_top=0)
+    if focus.expanded:
+        return focus.but(expanded=False)
+    if kind == "fleet":
+        cleared = focus.but(fleet=FleetFocus(sort=focus.fleet.sort, descending=focus.fleet.descending))
+        return cleared if cleared != focus else None
+    if focus.panel in ("requests", "control"):
+        return focus.but(panel="blocks")
+    if kind == "server":
+        cleared = focus.but(server=ServerFocus())
+        return cleared if cleared != focus else None
+    cleared = Focus(panel=focus.panel, ledgers=focus.ledgers, map=replace(focus.map, block=None))
+    return cleared if cleared != focus else None

@@ -16,7 +16,9 @@ from tui.session import Session
 class RecorderSwitch:
     """At most one recording at a time. `finished` says of each what became of it."""
 
-    def __init__(self, session: Session, tell: Tell) -> None:
+    def __init__(self, session: Session, tell: Tell, of: str = "") -> None:
+        """`of`: the engine's name, where it is one of several servers."""
+        self._of = of
         self.finished: list[str] = []
         self._session = session
         self._tell = tell
@@ -34,7 +36,8 @@ class RecorderSwitch:
         recorder = self._recorder
         if recorder is None:
             return ""
-        return f"recording {recorder.path.name}: {recorder.records:,} records, {figures.size(recorder.bytes)}"
+        whose = f"{self._of} into " if self._of else ""
+        return f"recording {whose}{recorder.path.name}: {recorder.records:,} records, {figures.size(recorder.bytes)}"
 
     def check(self) -> bool:
         """End a recording that cannot go on, and say so at once; whether that was so."""
@@ -74,19 +77,23 @@ class RecorderSwitch:
         self._recorder.begin(feed.fold.to_snapshot())
         self._seq, self._engine = feed.fold.seq, feed.fold.engine
         feed.listener = self._hear
-        self._tell(f"recording to {name}; r ends it", False)
+        if self._of:
+            self._tell(f"recording the steps of {self._of} alone to {name}; r ends it, and leaving does", False)
+        else:
+            self._tell(f"recording to {name}; r ends it", False)
 
-    def stop(self) -> None:
-        """End the recording, if there is one, and say what is in it."""
+    def stop(self, why: str = "") -> None:
+        """End the recording, if there is one, and say what is in it; `why`: where nobody asked for that."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         if self._session.feed is not None:
             self._session.feed.listener = None
         recorder.close()
-        words = f"recorded {recorder.records:,} records, {figures.size(recorder.bytes)}, to {recorder.path}"
+        whose = f" of {self._of}" if self._of else ""
+        words = f"recorded {recorder.records:,} records{whose}, {figures.size(recorder.bytes)}, to {recorder.path}"
         self.finished.append(recorder.error or words)
-        self._tell(recorder.error or words, bool(recorder.error))
+        self._tell(f"{why}{recorder.error or words}", bool(recorder.error))
 
     def _hear(self, item: Record | Snapshot) -> None:
         """What the feed takes: each record, or a snapshot where some were missing or the engine is in another life."""

@@ -8,7 +8,7 @@ import pytest
 
 from tui import dispatch, scene
 from tui.commands import Say, Seek
-from tui.focus import PANELS, Focus, MapFocus
+from tui.focus import PANELS, Focus, MapFocus, back
 from tui.look import Look
 from tui.panels.line import text_of
 from tui.panels.modules import MODULES
@@ -94,7 +94,7 @@ def test_back_leaves_one_thing_at_a_time():
     seen = []
     while focus is not None:
         seen.append((focus.helping, focus.inspecting, focus.expanded, focus.request))
-        focus = dispatch.back(focus)
+        focus = back(focus)
     assert seen == [
         (True, True, True, "a"),
         (False, True, True, "a"),
@@ -102,7 +102,7 @@ def test_back_leaves_one_thing_at_a_time():
         (False, False, False, "a"),
         (False, False, False, None),
     ]
-    assert dispatch.back(Focus(panel="requests")) == Focus(panel="blocks")
+    assert back(Focus(panel="requests")) == Focus(panel="blocks")
 
 
 def test_overlays_scroll_with_keys_and_wheel(live):

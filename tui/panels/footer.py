@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tui.focus import back
 from tui.keys import offered
 from tui.look import Look
 from tui.panels import sets
@@ -32,7 +33,7 @@ def _parts(frame: Frame) -> list[Line]:
     reserved = frame.view is not None and frame.view.control.allocation == "reserved"
     able = [key for key in able if reserved or key.action != "switch('reserved_fit')"]
     own = sets.of(frame).modules[frame.focus.panel].KEYS[:3]
-    parts: list[Line] = [_part("esc", status.back)] if status.back else []
+    parts: list[Line] = [_part("esc", _out(frame))] if status.back else []
     parts += [_part(key.shown.split()[0], names.get(key.brief, key.brief)) for key in able[:4]]
     if status.playing is not None:
         parts += [_part("[ ]", "speed"), _part(". n", "step, event")]
@@ -41,6 +42,18 @@ def _parts(frame: Frame) -> list[Line]:
     if frame.focus.expanded or frame.kind == "fleet":
         parts += [_part(key.keys, key.does) for key in own]
     return parts + [_part(key.shown.split()[0], key.brief) for key in able[4:]]
+
+
+def _out(frame: Frame) -> str:
+    """What escape does now, where in the end it leads somewhere."""
+    focus, after = frame.focus, back(frame.focus, frame.kind)
+    if focus.helping or focus.inspecting:
+        return "close"
+    if focus.expanded:
+        return "all panels"
+    if after is not None:
+        return "blocks" if after.panel != focus.panel else "unselect"
+    return "go on" if frame.status.past is not None else frame.status.back
 
 
 def _part(key: str, does: str) -> Line:

@@ -94,6 +94,8 @@ class Attach:
         while True:
             self._settle()
             self._follow()
+            if self._servers is not None:
+                self._servers.recorder.check()  # also while it is not what is shown
             await asyncio.sleep(SETTLE_SECONDS)
 
     async def open(self, server: str) -> None:
@@ -232,7 +234,13 @@ class Attach:
 
     def _start_steps(self, target: Target) -> None:
         session = Session(target.url, http=self._http, user=target.user, clock=self._clock)
-        self._steps = Steps(session, self._readonly, self._tell)
+        several = self._servers is not None and len(self.targets) > 1
+        self._steps = Steps(session, self._readonly, self._tell, target.name if several else "", self._recording)
+
+    def _recording(self) -> str:
+        """What is recorded of all servers, which goes on while one is shown alone."""
+        words = self._servers.recorder.words if self._servers is not None else ""
+        return f"all servers: {words}" if words else ""
 
     def _follow(self) -> None:
         """Run what is started, and tell of what ended by a fault of this program: of one of several, on its screen."""
@@ -255,7 +263,7 @@ class Attach:
         if steps is None:
             return
         steps.operator.ended = True
-        steps.recorder.stop()
+        steps.recorder.stop("the steps are left: ")
         self.finished += steps.recorder.finished
         self._end(following, steps.session)
 

@@ -320,6 +320,45 @@ async def test_a_fleet_is_recorded_and_played_as_the_same_screen(tmp_path):
         assert screen.kind == "fleet"
 
 
+async def test_steps_are_recorded_of_the_one_that_is_open_and_the_fleet_goes_on(tmp_path):
+    one, all_of_them = tmp_path / "one.jsonl.gz", tmp_path / "all.jsonl.gz"
+    async with engine() as url, serving(StandIn("vllm")) as (other,):
+        attached = Attach([target(url, "ours"), target(other.url, "s1")], every=EVERY)
+        async with showing(attached) as screen:
+            await screen.until(lambda: " live " in screen.row("ours") and " live " in screen.row("s1"))
+            screen.app.recorder.start(str(all_of_them))
+            await screen.press("enter")
+            await screen.until(lambda: screen.kind == "steps" and screen.app.shown.session.link.phase == "live")
+            screen.app.say("")
+            screen.app.draw_frame()
+            assert "all servers: recording all.jsonl.gz" in screen.text("footer")
+            screen.app.recorder.start(str(one))
+            screen.app.draw_frame()
+            assert "recording the steps of ours alone to" in screen.text("footer")
+            screen.app.say("")
+            screen.app.draw_frame()
+            assert "recording ours into one.jsonl.gz" in screen.text("footer")
+            assert "all servers: recording all.jsonl.gz" in screen.text("footer")
+            await screen.press("space")
+            assert " esc go on " in screen.text("footer")
+            await screen.press("escape")
+            assert screen.kind == "steps"
+            assert " esc the fleet " in screen.text("footer")
+            at = screen.source("s1").items
+            await screen.press("escape")
+            assert screen.kind == "fleet"
+            assert "the steps are left: recorded" in screen.text("footer")
+            assert " of ours, " in screen.text("footer")
+            assert attached.finished[0].endswith(f"to {one}")
+            await screen.until(lambda: screen.source("s1").items >= at + 2)
+            assert screen.app.recorder.running
+        assert len(attached.finished) == 2
+    from tui.player import Player
+
+    assert await Player(one, float("inf")).snapshot()
+    assert [source.name for source in SourcePlayer(all_of_them, 1.0).sources] == ["ours", "s1"]
+
+
 async def test_secrets_are_left_out_of_what_is_recorded():
     from tui.sources.targets import HttpSettings
 
