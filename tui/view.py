@@ -92,7 +92,7 @@ class Status:
     """What the screen says about itself. `past` is set while the view is frozen, `playing` over a recording.
 
     `recording` is what is being written to a file, in words. `back`: where escape leads when there is nothing else to
-    leave; empty: nowhere.
+    leave; empty: nowhere. `no_steps`: why metrics are shown and not the steps of an engine that has them.
     """
 
     link: Link
@@ -106,6 +106,7 @@ class Status:
     replay: str = ""
     log: tuple[str, ...] = ()
     back: str = ""
+    no_steps: str = ""
 
     @property
     def fixed(self) -> str:

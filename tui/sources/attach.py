@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from tui.attached import Shown, Steps
 from tui.operator import Tell
 from tui.session import Session
-from tui.sources.targets import NO_SETTINGS, HttpSettings, Target
+from tui.sources.targets import IN_RECORDINGS, NO_SETTINGS, HttpSettings, Target, no_steps
 
 if TYPE_CHECKING:  # what a paged-engine alone does not need takes its time to load
     from tui.sources.player import SourcePlayer
@@ -61,6 +61,7 @@ class Attach:
         self._steps: Steps | None = None
         self._following: asyncio.Task[None] | None = None  # the steps
         self._ending: set[asyncio.Task[None]] = set()
+        self._refusal = ""  # and why
         self._refused = ""  # the server whose steps could not be had, which was told
 
     @property
@@ -101,7 +102,7 @@ class Attach:
     async def open(self, server: str) -> None:
         """Show one alone: a paged-engine with a stream of its steps. A frozen picture stays one."""
         assert self._servers is not None
-        self._servers.selected, self._refused = server, ""
+        self._servers.selected, self._refused, self._refusal = server, "", ""
         self._settle()
         self._follow()
 
@@ -186,8 +187,8 @@ class Attach:
             return
         assert self._servers is not None
         if self._refused != self._servers.selected:
-            self._refused = self._servers.selected or ""
-            self._tell(f"this is from its metrics, for its steps: {self._steps.session.link.detail}", True)
+            self._refused, self._refusal = self._servers.selected or "", self._steps.session.link.detail
+            self._tell(f"this is from its metrics, for its steps: {self._refusal}", True)
 
     # Starting and stopping
 
@@ -219,7 +220,7 @@ class Attach:
         recorder = SourcesSwitch(sources, self._tell, self._secrets(), player is not None)
         clock = player.now if player is not None else self._clock
         words = player.path.name if player is not None else ""
-        return Servers(sources, self._readonly, self._tell, clock, recorder, words, player)
+        return Servers(sources, self._readonly, self._tell, clock, recorder, words, player, self._no_steps)
 
     def _secrets(self) -> Iterator[str]:
         """What is left out of recordings: the values of headers, a key among them, and users of addresses."""
@@ -236,6 +237,18 @@ class Attach:
         session = Session(target.url, http=self._http, user=target.user, clock=self._clock)
         several = self._servers is not None and len(self.targets) > 1
         self._steps = Steps(session, self._readonly, self._tell, target.name if several else "", self._recording)
+
+    def _no_steps(self) -> str:
+        """Why metrics are shown, of an engine that has steps."""
+        if self._player is not None:
+            return IN_RECORDINGS
+        if self._steps is not None:
+            return self._steps.session.link.detail or self._steps.session.link.phase
+        if len(self.targets) > 1:
+            if self._servers is not None and self._servers.scrub.seq is not None:
+                return "while paused, a fleet shows what metrics told"
+            return self._refusal
+        return no_steps(self.targets[0])
 
     def _recording(self) -> str:
         """What is recorded of all servers, which goes on while one is shown alone."""
@@ -254,7 +267,8 @@ class Attach:
                 raise error
             if error is not None and self._servers is not None:
                 self._refused = self._servers.selected or ""
-                self._tell(f"no steps: paged-top failed over them: {type(error).__name__}: {error}", True)
+                self._refusal = f"paged-top failed over them: {type(error).__name__}: {error}"
+                self._tell(f"no steps: {self._refusal}", True)
                 self._stop_steps()
 
     def _stop_steps(self) -> None:

@@ -17,7 +17,7 @@ from tui.sources.http import Http
 from tui.sources.poller import LEAST_TIMEOUT, TIMEOUT_LOOKS, Poller
 from tui.sources.report import encode, fleet_report, server_report
 from tui.sources.source import Source
-from tui.sources.targets import HttpSettings, Target
+from tui.sources.targets import HttpSettings, Target, no_steps
 from tui.sources.view import FleetView, ServerView
 from tui.view import Frame, Link, Status
 
@@ -50,7 +50,7 @@ async def run_servers_once(
     if json:
         print(encode(server_report(views[0], observed) if fleet is None else fleet_report(fleet, observed)))
         return 0
-    write_frame(_frame(views, fleet, focus), *size, look, sys.stdout)
+    write_frame(_frame(views, fleet, focus, no_steps(targets[0])), *size, look, sys.stdout)
     return 0
 
 
@@ -110,7 +110,7 @@ def _is_done(view: ServerView, seconds: float) -> bool:
     return measures is not None and measures.seconds >= seconds * 0.98
 
 
-def _frame(views: Sequence[ServerView], fleet: FleetView | None, focus: Focus) -> Frame:
+def _frame(views: Sequence[ServerView], fleet: FleetView | None, focus: Focus, why: str) -> Frame:
     if fleet is not None:
         telling = sum(view.link.fresh for view in views)
         return Frame(
@@ -118,4 +118,4 @@ def _frame(views: Sequence[ServerView], fleet: FleetView | None, focus: Focus) -
         )
     (view,) = views
     named = " ".join(filter(None, (title(view.kind), view.version, view.url)))
-    return Frame(Status(Link("live"), named, readonly=True), None, focus, server=view)
+    return Frame(Status(Link("live"), named, readonly=True, no_steps=why), None, focus, server=view)

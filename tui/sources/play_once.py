@@ -14,6 +14,7 @@ from tui.once import BAD_INPUT, write_frame
 from tui.recording import RecordingError
 from tui.sources.player import SourcePlayer
 from tui.sources.report import encode, fleet_report, server_report
+from tui.sources.targets import IN_RECORDINGS
 from tui.sources.view import FleetView
 from tui.view import Frame, Link, Status
 
@@ -47,7 +48,7 @@ async def play_servers_once(
             window = focus.ledgers.window  # as on the screen
             print(encode(fleet_report(fleet, window) if alone is None else server_report(alone, window)))
         else:
-            status = Status(Link("live"), path.name, playing=player.status, readonly=True)
+            status = Status(Link("live"), path.name, playing=player.status, readonly=True, no_steps=IN_RECORDINGS)
             frame = Frame(status, None, focus, server=alone, fleet=None if alone is not None else fleet)
             write_frame(frame, *size, look, sys.stdout)
     finally:

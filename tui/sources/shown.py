@@ -27,8 +27,10 @@ class Servers:
         recorder: Recording,
         target: str = "",
         player: SourcePlayer | None = None,
+        no_steps: Callable[[], str] = lambda: "",
     ) -> None:
-        """`clock` is the sources'; `target` tells all of them in words."""
+        """`clock` is the sources'; `target` tells all of them in words, `no_steps` why steps are not shown instead."""
+        self._no_steps = no_steps
         self.sources = tuple(sources)
         self.selected: str | None = self.sources[0].name if len(self.sources) == 1 else None
         self.recorder = recorder
@@ -67,6 +69,7 @@ class Servers:
             notice=said.notice,
             notice_bad=said.bad,
             back=said.back,
+            no_steps=self._no_steps(),
         )
         if source is None:
             return Frame(status, None, focus, fleet=self.scrub.fleet)

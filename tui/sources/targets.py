@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 MOST_TARGETS = 256
+IN_RECORDINGS = "a recording of servers has their metrics alone"  # and no steps
 _FLEET_FILE = 1 << 20  # characters
 _PLACE = re.compile(r"([^@]*@)?(\[[^\[\]]+\]|[^\[\]:@]+)(:\d+)?")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
@@ -227,3 +228,10 @@ def with_kv(one: Target, kv: tuple[KvEndpoint, ...]) -> Target:
     if len({endpoint.events for endpoint in kv}) < len(kv):
         raise ArgumentTypeError("an endpoint is named twice")
     return replace(one, kv=kv)
+
+
+def no_steps(target: Target) -> str:
+    """Why the metrics of one server alone are shown."""
+    if target.kv:
+        return "KV events are shown beside metrics: leave --kv-events out (kv= in a fleet file)"
+    return "leave --source metrics out"

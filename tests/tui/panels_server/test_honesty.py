@@ -97,9 +97,10 @@ def test_each_panel_says_what_this_kind_of_server_cannot_tell(kind):
 
 
 def test_our_engine_by_its_metrics_names_its_step_stream():
-    frame = watched.frame(watched.server("paged-engine"))
+    why = "it needs an admin key"
+    frame = watched.frame(watched.server("paged-engine"), status=Status(Link("live"), no_steps=why))
     for panel in ("blocks", "batch", "requests", "control"):
-        assert words.STEPS in said(text(panel, frame)), panel
+        assert f"{words.STEPS}: {why}" in said(text(panel, frame)), panel
 
 
 def test_flags_that_make_servers_tell_are_named():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from tui.look import Look
 from tui.sources.attach import Attach
 from tui.sources.player import SourcePlayer
 from tui.sources.poller import Poller
-from tui.sources.targets import target
+from tui.sources.targets import KvEndpoint, target
 
 EVERY = 0.1
 PATIENCE = 30.0  # seconds, for what comes in a second
@@ -285,7 +286,13 @@ async def test_metrics_alone_ask_for_no_steps():
             await screen.until(lambda: screen.kind == "server" and "● live" in screen.text("header"))
             await screen.press("enter", "escape", "escape")
             assert screen.kind == "server"
+            assert "leave --source metrics out" in " ".join(screen.text("blocks").replace("│", " ").split())
         assert "/engine/snapshot" not in server.asked
+        beside = replace(target(server.url), kv=(KvEndpoint("tcp://127.0.0.1:1"),))
+        async with showing(Attach([beside], every=EVERY)) as screen:
+            await screen.until(lambda: screen.kind == "server" and "● live" in screen.text("header"))
+            said = " ".join(screen.text("batch").replace("│", " ").split())
+            assert "KV events are shown beside metrics: leave --kv-events out" in said
 
 
 async def test_a_fleet_is_recorded_and_played_as_the_same_screen(tmp_path):

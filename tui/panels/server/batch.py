@@ -74,7 +74,7 @@ def _slot_rows(seen: Seen, room: int) -> int:
 
 def _who(seen: Seen) -> str:
     if seen.server.kind == "paged-engine":
-        return f"who was in the batch: {words.STEPS}"
+        return f"who was in the batch: {words.steps(seen.steps)}"
     why = words.missing(seen.server.kind, "batch")
     return f"{words.NO_BATCH} ({why})"
 

@@ -237,7 +237,7 @@ def _told(seen: Seen, forest: Forest | None, inner: int, look: Look) -> list[Lin
     if inner < _BRIEF:
         return words.told(words.NO_MAP_BRIEF, inner)
     if server.kind == "paged-engine":
-        return words.told(f"no map of its blocks here: {words.STEPS}", inner)
+        return words.told(f"no map of its blocks here: {words.steps(seen.steps)}", inner)
     further = words.MAP_BY_PREFIX if words.kv_flag(server.kind) else ""
     why = words.NO_MAP if seen.tells("kv_usage") else f"no map of blocks: {words.missing(server.kind, 'blocks')}"
     return words.told(why, inner) + (words.told(further, inner) if further else [])

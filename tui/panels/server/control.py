@@ -40,12 +40,13 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     return seen.title, [*_facts(frame, seen, width), [], *_cannot(seen, width)]
 
 
-def _why(kind: str) -> str:
-    return f"controls: {words.STEPS}" if kind == "paged-engine" else words.NO_CONTROL
+def _why(seen: Seen) -> str:
+    kind = seen.server.kind
+    return f"controls: {words.steps(seen.steps)}" if kind == "paged-engine" else words.NO_CONTROL
 
 
 def _cannot(seen: Seen, inner: int) -> list[Line]:
-    return words.told(_why(seen.server.kind), inner)
+    return words.told(_why(seen), inner)
 
 
 def _facts(frame: Frame, seen: Seen, inner: int) -> list[Line]:

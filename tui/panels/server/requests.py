@@ -26,7 +26,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         count = _slot_rows(seen, rows)
         body += [*slots.lines(seen, frame.focus.server, inner, count, look), []]
     elif seen.server.kind == "paged-engine":
-        body += [*words.told(f"single requests: {words.STEPS}", inner), []]
+        body += [*words.told(f"single requests: {words.steps(seen.steps)}", inner), []]
     else:
         body += words.told(f"{figures.NOT_MEASURED} {words.NO_REQUESTS}", inner)
         if seen.server.kind == "llama.cpp":

@@ -31,6 +31,7 @@ class Seen:
     told: frozenset[str]  # terms that the reading has
     levels: Mapping[str, Mapping[Engine, float]]  # its gauges
     totals: Mapping[str, float]  # of these over all engines, where there is such a thing
+    steps: str = ""  # why its metrics are shown and not its steps, where it has these
     columns: dict[tuple[str, int], Sequence[float | None]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -41,8 +42,8 @@ class Seen:
         known = _latest.get(server.name)
         same = known is not None and known.engine == engine and known.window == window
         if known is not None and same and known.newest is newest and known.looks == len(server.looks):
-            return replace(known.seen, server=server)
-        seen = cls._new(server, window, engine)
+            return replace(known.seen, server=server, steps=frame.status.no_steps)
+        seen = replace(cls._new(server, window, engine), steps=frame.status.no_steps)
         if len(_latest) >= _KEPT:
             _latest.clear()
         _latest[server.name] = _Latest(seen, newest, len(server.looks), engine, window)

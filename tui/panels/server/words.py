@@ -21,7 +21,7 @@ NO_SLOTS_BRIEF = "slots: not told"
 NO_PREFIXES_BRIEF = "prefixes: not told"
 NO_CONTROL = "nothing can be switched from here on this server: its settings are those it was started with"
 AT_END = "counted when a request ends"
-STEPS = "the engine's step stream tells it: leave --source metrics out"
+STEPS = "the engine's step stream tells it"
 
 
 def title(kind: str) -> str:
@@ -35,6 +35,11 @@ def missing(kind: str, *keys: str) -> str:
     dialect = BY_KIND.get(kind)
     told = dialect.missing if dialect is not None else {}
     return next((told[key] for key in keys if key in told), NOT_ON_PAGE)
+
+
+def steps(why: str) -> str:
+    """Of our own engine: what tells more than metrics, and why that is not what is shown."""
+    return f"{STEPS}: {clean(why)}" if why else STEPS
 
 
 def unread(server: ServerView) -> str:
