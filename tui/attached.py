@@ -160,6 +160,7 @@ class Steps:
                 replay=session.replay.line if session.replay else "",
                 log=session.log,
                 back=said.back,
+                unchecked=session.unchecked,
             ),
             view,
             focus,

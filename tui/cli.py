@@ -135,6 +135,8 @@ def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
             parser.error(f"--config: {error}" if named else str(error))
     add_options(parser, options, file)
     chosen = parser.parse_args(arguments)
+    if not play:
+        _let_go(chosen, arguments, bool(os.environ.get(_BY_NAME["url"].variable) or file.get("url")))
     for option in OPTIONS:
         if option not in options:
             setattr(chosen, option.name, option.default)
@@ -149,6 +151,23 @@ def parse(argv: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
     key = chosen.api_key if chosen.api_key is not None or len(chosen.targets) > 1 else chosen.admin_key
     chosen.http = HttpSettings(key, chosen.admin_key, tuple(chosen.header or ()), chosen.ca_file, chosen.insecure)
     return parser, chosen
+
+
+def _let_go(chosen: argparse.Namespace, arguments: Sequence[str], named: bool) -> None:
+    """Servers that the command line names stand for those of the environment and the config file, not beside them;
+    nor are KV events that are named there then of these. `named`: there is a server's address there."""
+    said = {
+        name
+        for name in ("url", "fleet", "kv_events")
+        if any(word == _BY_NAME[name].flag or word.startswith(f"{_BY_NAME[name].flag}=") for word in arguments)
+    }
+    if not said & {"url", "fleet"}:
+        return
+    others = {name for name in ("url", "fleet") if name not in said and getattr(chosen, name)}
+    for name in others:
+        setattr(chosen, name, None)
+    if "kv_events" not in said and ("fleet" in said or others or named):
+        chosen.kv_events = None
 
 
 @contextmanager
@@ -271,7 +290,7 @@ def _check_tls(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"--ca-file: {options.ca_file}: has no certificate that can be read (PEM)")
         except (OSError, ValueError) as error:
             parser.error(f"--ca-file: {options.ca_file}: {getattr(error, 'strerror', None) or error}")
-    if options.insecure and any(one.url.startswith("https:") for one in options.targets):
+    if options.http.unchecked(one.url for one in options.targets):
         print(
             "paged-top: warning: --insecure: certificates are not checked: whoever is in between can read the keys "
             "and answer instead",

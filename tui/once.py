@@ -96,7 +96,7 @@ async def run_once(
         if json:
             print(totals_json(snapshot, await _loads(engine)))
         else:
-            write_frame(await _observed(engine, url, focus), *size, look, sys.stdout)
+            write_frame(await _observed(engine, url, focus, http.unchecked((url,))), *size, look, sys.stdout)
     except NotAnEngine as error:
         if target is None or every is None:
             return fail(f"{url}: {error}")
@@ -113,7 +113,7 @@ async def run_once(
     return 0
 
 
-async def _observed(engine: HttpEngine, url: str, focus: Focus) -> Frame:
+async def _observed(engine: HttpEngine, url: str, focus: Focus, unchecked: bool) -> Frame:
     """A frame after the stream was followed for a moment. Raises Unreachable where no state comes."""
     feed = Feed(engine, time.monotonic)
     following = asyncio.create_task(feed.run())
@@ -126,7 +126,8 @@ async def _observed(engine: HttpEngine, url: str, focus: Focus) -> Frame:
             raise Unreachable(feed.link.detail or f"no state within {FIRST_STATE:.0f} s")
         await asyncio.sleep(OBSERVED)
         loads = await _loads(engine)
-        return Frame(Status(link=feed.link, target=url, readonly=True), feed.view(), focus, loads=loads)
+        status = Status(link=feed.link, target=url, readonly=True, unchecked=unchecked)
+        return Frame(status, feed.view(), focus, loads=loads)
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):

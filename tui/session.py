@@ -71,6 +71,11 @@ class Session:
         return self._clock
 
     @property
+    def unchecked(self) -> bool:
+        """Whether its certificate is not looked at."""
+        return self.url is not None and self._http.unchecked((self.url,))
+
+    @property
     def link(self) -> Link:
         if self.error:
             return Link("ended", self.error)

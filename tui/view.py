@@ -93,6 +93,7 @@ class Status:
 
     `recording` is what is being written to a file, in words. `back`: where escape leads when there is nothing else to
     leave; empty: nowhere. `no_steps`: why metrics are shown and not the steps of an engine that has them.
+    `unchecked`: certificates are not checked, so that whoever is in between can tell all this.
     """
 
     link: Link
@@ -107,6 +108,7 @@ class Status:
     log: tuple[str, ...] = ()
     back: str = ""
     no_steps: str = ""
+    unchecked: bool = False
 
     @property
     def fixed(self) -> str:

@@ -289,7 +289,8 @@ def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
         if not column.words:
             value = column.value(row)
             lines.append([(f" {column.head:<13}", "dim"), (column.text(value), "dim" if value is None else "value")])
-    return clean(row.name), lines
+    totals = "in the total a quantile is over all requests of those that tell it, by the bounds that all of them have"
+    return clean(row.name), [*lines, [], *words.told(totals, inner)]
 
 
 def press(frame: Frame, key: str, width: int, height: int) -> Reaction:

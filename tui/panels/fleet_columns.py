@@ -161,7 +161,7 @@ def _hit_rate(row: Row) -> Value:
 
 
 def _restarts(row: Row) -> Value:
-    return len(row.server.restarts)
+    return None if row.measures is None else len(row.server.restarts)  # of what was never read nothing is known
 
 
 # As they stand from left to right.

@@ -9,11 +9,15 @@ from tui.panels import sets
 from tui.panels.line import Line, clean, cut, join, length, spread
 from tui.view import Frame
 
+UNCHECKED = "certificates not checked"
+
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     status = frame.status
     doing = ", ".join(words for words in (status.recording, status.replay) if words)
     right: Line = [(clean(doing), "queue"), (" ", "text")] if doing else []
+    if status.unchecked:
+        right = [(UNCHECKED, "bad"), (" ", "text"), *right]
     told, is_bad = (status.notice, status.notice_bad) if status.notice else (status.link.news, True)
     if told:
         notice: Line = [(" ", "text"), (clean(told), "bad" if is_bad else "good")]

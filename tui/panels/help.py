@@ -28,6 +28,8 @@ _SERVER_NOTES = (
     "≤ 250 ms: servers tell quantiles as buckets; this one is at most its bucket's bound.",
     "What is dim is of then: that server does not tell now. It is in no total.",
     "KV is weighted by capacity, and has no total where one capacity is not known. Rates are added up.",
+    "A total's quantile is over all requests of those that tell it, by the bounds that all of them have: it may be "
+    "coarser than each one's.",
     "~ is reckoned from a share. Tokens that are counted when a request ends come all at once: the panel says so.",
     "A chart: bars are its first figure, marks the others, where they are not 0; a gap was not told.",
     "A column has the highest of a level (running, waiting, KV) in its time, and the mean of a rate.",

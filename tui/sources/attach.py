@@ -220,7 +220,8 @@ class Attach:
         recorder = SourcesSwitch(sources, self._tell, self._secrets(), player is not None)
         clock = player.now if player is not None else self._clock
         words = player.path.name if player is not None else ""
-        return Servers(sources, self._readonly, self._tell, clock, recorder, words, player, self._no_steps)
+        unchecked = self._http.unchecked(target.url for target in self.targets)
+        return Servers(sources, self._readonly, self._tell, clock, recorder, words, player, self._no_steps, unchecked)
 
     def _secrets(self) -> Iterator[str]:
         """What is left out of recordings: the values of headers, a key among them, and users of addresses."""

@@ -50,7 +50,12 @@ async def run_servers_once(
     if json:
         print(encode(server_report(views[0], observed) if fleet is None else fleet_report(fleet, observed)))
         return 0
-    write_frame(_frame(views, fleet, focus, no_steps(targets[0])), *size, look, sys.stdout)
+    write_frame(
+        _frame(views, fleet, focus, no_steps(targets[0]), http.unchecked(one.url for one in targets)),
+        *size,
+        look,
+        sys.stdout,
+    )
     return 0
 
 
@@ -73,7 +78,7 @@ async def run_other_once(
     if isinstance(found, Found):
         more = "--source metrics shows what it tells without" if isinstance(error, Locked) else ""
     else:
-        more = f"for its metrics it {found.reason}" if found.phase == "locked" else found.reason
+        more = f"for its metrics it {found.reason.removeprefix('it ')}" if found.phase == "locked" else found.reason
     return fail("; ".join(filter(None, (f"{target.url}: {error}", more))))
 
 
@@ -110,12 +115,13 @@ def _is_done(view: ServerView, seconds: float) -> bool:
     return measures is not None and measures.seconds >= seconds * 0.98
 
 
-def _frame(views: Sequence[ServerView], fleet: FleetView | None, focus: Focus, why: str) -> Frame:
+def _frame(views: Sequence[ServerView], fleet: FleetView | None, focus: Focus, why: str, unchecked: bool) -> Frame:
     if fleet is not None:
         telling = sum(view.link.fresh for view in views)
-        return Frame(
-            Status(Link("live"), f"{telling} of {len(views)} servers", readonly=True), None, focus, fleet=fleet
-        )
+        told = f"{telling} of {len(views)} servers"
+        return Frame(Status(Link("live"), told, readonly=True, unchecked=unchecked), None, focus, fleet=fleet)
     (view,) = views
     named = " ".join(filter(None, (title(view.kind), view.version, view.url)))
-    return Frame(Status(Link("live"), named, readonly=True, no_steps=why), None, focus, server=view)
+    return Frame(
+        Status(Link("live"), named, readonly=True, no_steps=why, unchecked=unchecked), None, focus, server=view
+    )

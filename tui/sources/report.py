@@ -85,6 +85,7 @@ def _of_row(row: Row) -> dict[str, Any]:
                 "messages": kv.heard,
                 "resident_blocks": kv.tree.resident,
                 "complete": kv.tree.complete,
+                "of_process_before": view.outlived(kv) is not None,
             }
             for kv in view.kv
         ],

@@ -28,9 +28,11 @@ class Servers:
         target: str = "",
         player: SourcePlayer | None = None,
         no_steps: Callable[[], str] = lambda: "",
+        unchecked: bool = False,
     ) -> None:
-        """`clock` is the sources'; `target` tells all of them in words, `no_steps` why steps are not shown instead."""
-        self._no_steps = no_steps
+        """`clock` is the sources'; `target` tells all of them in words, `no_steps` why steps are not shown instead,
+        and `unchecked` whether certificates are not looked at."""
+        self._no_steps, self._unchecked = no_steps, unchecked
         self.sources = tuple(sources)
         self.selected: str | None = self.sources[0].name if len(self.sources) == 1 else None
         self.recorder = recorder
@@ -70,6 +72,7 @@ class Servers:
             notice_bad=said.bad,
             back=said.back,
             no_steps=self._no_steps(),
+            unchecked=self._unchecked,
         )
         if source is None:
             return Frame(status, None, focus, fleet=self.scrub.fleet)

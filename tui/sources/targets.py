@@ -57,6 +57,10 @@ class HttpSettings:
     ca_file: Path | None = None
     insecure: bool = False
 
+    def unchecked(self, urls: Iterable[str]) -> bool:
+        """Whether any of these is believed without a look at its certificate."""
+        return self.insecure and any(url.startswith("https:") for url in urls)
+
     def headers_for(self, target: Target, ours: bool = False) -> dict[str, str]:
         """What is said with every request. `ours`: the admin key is meant for it.
 
@@ -204,7 +208,7 @@ def _listed(words: Sequence[str]) -> list[Target]:
         raise ArgumentTypeError("kv= is of one server, not of a range")
     if len(urls) == 1:
         return [target(urls[0], name, kv)]
-    return [target(url, f"{name}-{number}" if name else "") for number, url in enumerate(urls)]
+    return [target(url, f"{name}:{urlsplit(url).port}" if name else "") for url in urls]
 
 
 def distinct(targets: Iterable[Target]) -> tuple[Target, ...]:

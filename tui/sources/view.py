@@ -67,6 +67,18 @@ class ServerView:
     kv: tuple[KvView, ...] = ()
     slots: tuple[Slot, ...] | None = None
 
+    def outlived(self, kv: KvView) -> float | None:
+        """When the process began that came after the one whose blocks a tree has, as no event of it has come since;
+        None: as far as is known they are of this one.
+
+        Metrics tell of a restart later than it was: so the connection must have been lost since the last event too.
+        """
+        if not (kv.churned and self.restarts and kv.tree.resident):
+            return None
+        heard, began = kv.churned[-1][0], self.restarts[-1]
+        lost = kv.phase != "live" or (kv.stood is not None and kv.stood > heard)
+        return began if began > heard and lost else None
+
     @property
     def engines(self) -> tuple[Engine, ...]:
         newest = self.looks.newest_reading

@@ -312,7 +312,7 @@ def test_the_small_panels_have_the_slowest_hundredth_and_the_steps():
 def test_every_engine_has_its_line_where_there_is_room():
     shown = text("blocks", watched.frame(watched.server("vllm", engines=3)), 80, 12)
     assert [number for number in range(3) if f"engine {number} " in shown] == [0, 1, 2]
-    many = text("blocks", watched.frame(watched.server("vllm", engines=9, count=3)), 80, 12)
+    many = text("blocks", watched.frame(watched.server("vllm", engines=40, count=3)), 80, 12)
     assert "engines more: v shows each" in many
 
 
@@ -343,3 +343,38 @@ def test_a_mean_that_is_next_to_nothing_is_not_nothing():
     frame = watched.frame(watched.server("vllm", made=made))
     assert re.search(r"TTFT to first token +<0\.1 ms ", text("ledgers", frame))
     assert re.search(r"TTFT +<0\.1 ms ", text("speed", frame, 30, 9))
+
+
+def test_blocks_of_several_engines_are_of_each_with_commas():
+    alike = looks_of([EngineFigures(rank=str(rank), kv_blocks=4_500) for rank in range(3)])
+    assert "4,500 blocks of 16 each" in text("blocks", watched.frame(watched.server("vllm", made=alike)))
+    alone = looks_of([EngineFigures(kv_blocks=4_500)])
+    assert "4,500 blocks of 16 " in text("blocks", watched.frame(watched.server("vllm", made=alone)))
+    differing = looks_of([EngineFigures(rank=str(rank), kv_blocks=4_500 + rank) for rank in range(2)])
+    assert "4,500 or 4,501 blocks of 16 each" in text("blocks", watched.frame(watched.server("vllm", made=differing)))
+
+
+def looks_of(engines):
+    made = Looks()
+    for second in range(2):
+        made.add(Look(watched.BEGIN + second, read(page("vllm", engines))))
+    return made
+
+
+@pytest.mark.parametrize("kv", [False, True])
+def test_all_engines_have_their_bar_on_a_small_screen(kv):
+    views = (watched.heard(watched.forest()),) if kv else ()
+    frame = watched.frame(watched.server("vllm", engines=8, kv=views))
+    lines = [text_of(line) for line in scene.draw(frame, 80, 24, ScreenLook())]
+    shown = "\n".join(lines)
+    for rank in range(8):
+        assert re.search(rf"engine {rank} +\d+ % [━─]+", shown), rank
+    assert "engines more" not in shown
+    few = [text_of(line) for line in scene.draw(watched.frame(watched.server("vllm", engines=3)), 80, 24, ScreenLook())]
+    assert sum(len(re.findall(r"engine \d ", line)) > 1 for line in few) == 0
+
+
+def test_restarts_of_what_was_never_read_are_not_known():
+    never = watched.frame(watched.server("vllm", made=Looks(), phase="failing", detail="connection refused"))
+    assert re.search(r"restarts seen +— +nothing was read", text("control", never))
+    assert re.search(r"restarts seen +0", text("control", watched.frame(watched.server("vllm"))))

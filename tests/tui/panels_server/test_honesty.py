@@ -105,7 +105,10 @@ def test_our_engine_by_its_metrics_names_its_step_stream():
 
 def test_flags_that_make_servers_tell_are_named():
     vllm, sglang = (said(text("sharing", watched.frame(watched.server(kind)))) for kind in ("vllm", "sglang"))
-    assert '--kv-events-config \'{"enable_kv_cache_events":true' in vllm
+    assert '--kv-events-config \'{"enable_kv_cache_events": true' in vllm
+    for said_of in (vllm, sglang):
+        assert '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"' in said_of
+        assert "(or kv=tcp://HOST:5557,tcp://HOST:5558 in its line of a fleet file)" in said_of
     assert "--kv-events-config" in sglang
     assert "paged-top with --kv-events" in vllm
     llama = said(text("requests", watched.frame(watched.server("llama.cpp"))))

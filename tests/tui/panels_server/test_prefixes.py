@@ -458,3 +458,35 @@ def test_blocks_that_were_not_seen_are_removed_no_less():
     steps = tuple((watched.BEGIN + at, Churn(unknown_removals=3 * at)) for at in range(61))
     late = replace(watched.heard(watched.forest()), churned=steps)
     assert "0/s stored  3.0/s removed" in shown("sharing", of((late,), made=made))
+
+
+def test_blocks_of_a_process_that_was_started_again_are_marked_until_an_event_comes():
+    now = watched.BEGIN + 2  # of `of`, after 3 looks
+    heard = watched.heard(watched.forest(), now=now - 10)  # the last event ten seconds ago
+    again = of((replace(heard, stood=now - 5),), restarts=(now - 3,))
+    for panel in ("sharing", "blocks"):
+        said = re.sub(r"[│\s]+", " ", shown(panel, again))
+        assert f"blocks of {HERE} are of the process before: it was started again 3.0 s ago" in said
+    assert "of a process before" in shown("sharing", again, 23, 12)
+    assert again.server.outlived(again.server.kv[0]) == now - 3
+    for other in (
+        of((replace(heard, stood=now - 60),), restarts=(now - 3,)),  # the connection was never lost
+        of((replace(heard, stood=now - 30),), restarts=(now - 20,)),  # events came since
+        of((replace(heard, stood=now - 5),)),
+        of((replace(heard, stood=now - 5, tree=KvTree()),), restarts=(now - 3,)),
+    ):
+        assert "process before" not in shown("sharing", other)
+
+
+def test_what_is_not_connected_says_since_when():
+    now = watched.BEGIN + 2
+    silent = KvView(HERE, KvTree(), 0, "connecting", "connection refused", stood=now - 7)
+    assert f"connecting to {HERE} for 7.0 s: connection refused" in shown("sharing", of((silent,)))
+    assert "KV events 0, 1 of 1 endpoint not connected" in shown("header", of((silent,)), 120, 2)
+
+
+def test_lines_that_a_small_panel_has_no_room_for_leave_a_mark():
+    rows_of = rows("sharing", of(watched.forest()), 23, 6)
+    assert rows_of[2].endswith("…│")
+    assert re.search(r"found tok +\d[\d,]*…│", rows_of[2])
+    assert not any(line.endswith("…│") for line in rows("sharing", of(watched.forest()), 60, 30))

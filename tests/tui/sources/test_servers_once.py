@@ -186,6 +186,7 @@ async def test_tls_users_and_headers_and_none_of_them_shown(tmp_path):
         assert "/engine/snapshot" in server.asked  # which is asked with the same
         assert careless[0] == 0
         assert "warning: --insecure: certificates are not checked" in careless[2]
+        assert "certificates not checked" in careless[1].splitlines()[-1]
         assert (*refused[:2], unknown.asked) == (1, "", [])
         assert "no TLS with what answers there" in refused[2]
         assert "--ca-file names who is to be believed" in refused[2]

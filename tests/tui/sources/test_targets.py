@@ -104,8 +104,8 @@ def test_a_fleet_file(tmp_path):
     assert [(one.name, one.url, one.user) for one in found] == [
         ("a:8000", "http://a:8000", ""),
         ("big-one", "http://b:8000/llm", "me:word"),
-        ("small-0", "http://c:8000", ""),
-        ("small-1", "http://c:8001", ""),
+        ("small:8000", "http://c:8000", ""),
+        ("small:8001", "http://c:8001", ""),
         ("d:8000", "http://d:8000", ""),
         ("d:8001", "http://d:8001", ""),
     ]
@@ -222,3 +222,27 @@ def test_unchecked_certificates_are_warned_of(capsys):
 def test_names_and_addresses_are_told_apart():
     with pytest.raises(ArgumentTypeError, match="two servers are called h:1"):
         distinct([target("http://h:1"), target("https://h:1")])
+
+
+def test_servers_of_the_command_line_stand_for_those_of_the_environment_and_the_file(monkeypatch, tmp_path):
+    listed = tmp_path / "fleet"
+    listed.write_text("http://b\nhttp://c\n")
+    monkeypatch.setenv("PAGED_TOP_URL", "http://a")
+    monkeypatch.setenv("PAGED_TOP_KV_EVENTS", "tcp://a:5557")
+    (a,) = targets()
+    assert (a.name, a.kv) == ("a", (KvEndpoint("tcp://a:5557"),))
+    assert [one.name for one in targets("--fleet", str(listed))] == ["b", "c"]
+    assert [one.name for one in targets(f"--fleet={listed}", "--url=http://d")] == ["d", "b", "c"]
+    (d,) = targets("--url", "http://d")
+    assert (d.name, d.kv) == ("d", ())
+    (d,) = targets("--url", "http://d", "--kv-events", "tcp://d:1")
+    assert d.kv == (KvEndpoint("tcp://d:1"),)
+    monkeypatch.delenv("PAGED_TOP_URL")
+    (d,) = targets("--url", "http://d")
+    assert d.kv == (KvEndpoint("tcp://a:5557"),)
+    config = tmp_path / "config.toml"
+    config.write_text(f'fleet = "{listed}"\n')
+    monkeypatch.delenv("PAGED_TOP_KV_EVENTS")
+    monkeypatch.setenv("PAGED_TOP_CONFIG", str(config))
+    assert [one.name for one in targets()] == ["b", "c"]
+    assert [one.name for one in targets("--url", "http://d")] == ["d"]

@@ -5,6 +5,7 @@ Of our own engine the states of its blocks too, which its metrics have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tui import figures
@@ -24,6 +25,7 @@ KEYS = (
 )
 detail = prefix_detail.detail
 _LARGE = plots.FRAME_ROWS + 2  # rows of a chart with a scale, at least
+_BESIDE = 70  # cells, from which on two engines stand on a line
 _BRIEF = 50  # cells, under which it is said in short why there is no map
 _SPARK = 8  # rows of a map, from which on a line of how full it was over time is over it
 _STATES = (  # of our engine's blocks: term, word, role
@@ -49,7 +51,9 @@ class Layout:
     def of(cls, seen: Seen, forest: Forest | None, inner: int, rows: int, look: Look) -> Layout:
         above = _usage(seen, inner, look)
         if seen.several and seen.engine is None:
-            above += _engines(seen, inner, max(rows // 3 - 1, min(len(seen.server.engines), rows - 6)), look)
+            few = max(rows // 3 - 1, min(len(seen.server.engines), rows - 6))
+            free = rows - len(above) - (len(_told(seen, forest, inner, look)) if forest else 2) - 1
+            above += _engines(seen, inner, few, max(few, free), look)
         above += _states(seen, inner, look)
         below = _told(seen, forest, inner, look)
         mapped = forest is not None and len(forest) > 0
@@ -173,8 +177,7 @@ def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
             held = f"{about}{share * capacity:,.0f}"
             parts.append([(held, seen.role("value")), (f" of {capacity:,.0f} tokens", "text")])
     if facts.get("block_size"):
-        of = f"{clean(facts['blocks'])} blocks of " if facts.get("blocks") else "blocks of "
-        parts.append([(f"{of}{clean(facts['block_size'])}", "text")])
+        parts.append([(_blocks(facts, seen.several), "text")])
     if facts.get("kv_dtype"):
         parts.append([(f"type {clean(facts['kv_dtype'])}", "text")])
     line: Line = [(" ", "text"), *join(parts, (f" {look.glyphs.dot} ", "dim"), inner - 2)]
@@ -186,30 +189,44 @@ def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
     return out
 
 
+def _blocks(facts: Mapping[str, str], several: bool) -> str:
+    """How many blocks of how many tokens: of each engine, where there are several."""
+    size = clean(facts["block_size"])
+    if not facts.get("blocks"):
+        return f"blocks of {size}"
+    counts = [f"{int(one):,}" if one.isdecimal() else clean(one) for one in facts["blocks"].split(", ")]
+    return f"{' or '.join(counts)} blocks of {size}{' each' if several else ''}"
+
+
 def _bar(share: float, width: int, role: str, look: Look) -> Line:
     filled = max(1 if share > 0 else 0, round(min(1.0, share) * width))
     return [(" ", "text"), (look.glyphs.line * filled, role), (look.glyphs.rest * (width - filled), "faint")]
 
 
-def _engines(seen: Seen, inner: int, most: int, look: Look) -> list[Line]:
-    """Each engine's share on a line of its own: shares of different memories do not add up."""
+def _engines(seen: Seen, inner: int, few: int, most: int, look: Look) -> list[Line]:
+    """Each engine's share: shares of different memories do not add up. On a line of its own where that takes a `few`
+    lines, else two on a line where there is room, on `most` lines."""
     engines, shares, capacities = seen.server.engines, seen.gauges("kv_usage"), seen.gauges("kv_capacity")
-    out: list[Line] = []
     names = {engine: name_of(engine, engines) for engine in shares}
-    wide = min(max((len(name) for name in names.values()), default=0), max(8, inner // 3))
-    for engine, share in sorted(shares.items())[:most]:
+    beside = 2 if len(shares) > few and inner >= _BESIDE else 1
+    width = inner // beside
+    wide = min(max((len(name) for name in names.values()), default=0), max(8, width // 3))
+    cells: list[Line] = []
+    for engine, share in sorted(shares.items()):
         line: Line = [(f" {names[engine][:wide]:<{wide}} ", "dim")]
         line.append((f"{figures.percent(share):>6} ", seen.role("value")))
         capacity = capacities.get(engine)
-        of: Line = [(f" of {capacity:,.0f} tokens ", "dim")] if capacity and inner >= 60 else []
-        room = inner - length(line) - length(of) - 1
+        of: Line = [(f" of {capacity:,.0f} tokens ", "dim")] if capacity and width >= 60 else []
+        room = width - length(line) - length(of) - 1
         bar = _bar(share, room, seen.role("shared"), look)[1:] if room >= 4 else []
-        out.append([*line, *bar, *of])
-    if len(shares) > most and out:
-        out[-1] = fit(
-            [(f" {look.glyphs.more} and {len(shares) - most + 1:,} engines more: v shows each", "dim")], inner
-        )
-    return out
+        cells.append(fit([*line, *bar, *of], width))
+    out: list[Line] = [
+        [span for cell in cells[at : at + beside] for span in cell] for at in range(0, len(cells), beside)
+    ]
+    if len(out) > most and most > 0:
+        left = len(shares) - (most - 1) * beside
+        out = [*out[: most - 1], fit([(f" {look.glyphs.more} and {left:,} engines more: v shows each", "dim")], inner)]
+    return out[: max(0, most)]
 
 
 def _states(seen: Seen, inner: int, look: Look) -> list[Line]:

@@ -7,7 +7,7 @@ from tui.commands import Key, Reaction, Say
 from tui.look import Look
 from tui.panels.line import Line, clean
 from tui.panels.server import choice, words
-from tui.panels.server.seen import Seen, name_of, server_of
+from tui.panels.server.seen import Seen, name_of
 from tui.view import Frame
 
 KEYS: tuple[Key, ...] = (Key("enter", "every fact in full"), *choice.KEYS)
@@ -31,7 +31,7 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
         return common
     if key == "enter":
         return frame.focus.but(inspecting=True)
-    return Say(_why(server_of(frame).kind)) if key in ("up", "down", "plus", "minus") else None
+    return Say(_why(Seen.of(frame))) if key in ("up", "down", "plus", "minus") else None
 
 
 def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
@@ -70,15 +70,22 @@ def _facts(frame: Frame, seen: Seen, inner: int) -> list[Line]:
         if name == "version":
             continue
         if facts.get(name) or name in ("block_size", "kv_dtype"):
-            out.append(row(_NAMES.get(name, name.replace("_", " ")), clean(facts.get(name, "")), "not told"))
+            out.append(row(_NAMES.get(name, name.replace("_", " ")), _fact(facts.get(name, "")), "not told"))
     if len(engines) > 1:
         out.append(row("engines", f"{len(engines):,}: " + ", ".join(name_of(engine, engines) for engine in engines)))
     if newest is not None:
         took = f"{figures.seconds(newest.took)} a look" if newest.reading is not None else ""
         out.append(row("the last took", took, clean(newest.failed) or "it failed"))
-    out.append(row("restarts seen", f"{len(server.restarts):,}"))
+    out.append(
+        row("restarts seen", f"{len(server.restarts):,}" if seen.reading is not None else "", words.unread(server))
+    )
     if server.restarts:
         out.append(row("the last", f"{figures.seconds(server.now - server.restarts[-1])} ago"))
     told = [(view, figures.plural(view.heard, "message")) for view in server.kv]
     out += [row("KV events", f"{clean(view.endpoint)}, {view.phase}, {heard}") for view, heard in told]
     return out
+
+
+def _fact(text: str) -> str:
+    """A large number is told with its commas."""
+    return f"{int(text):,}" if text.isdecimal() else clean(text)

@@ -87,6 +87,10 @@ def honesty(seen: Seen, inner: int) -> list[Line]:
             since = f" for {figures.seconds(server.now - view.stood)}" if view.stood is not None else ""
             detail = f": {clean(view.detail)}" if view.detail else ""
             out += words.told(f"{state} {clean(view.endpoint)}{since}{detail}", inner, "warn")
+        if (began := server.outlived(view)) is not None:
+            since = figures.seconds(server.now - began)
+            said = f"the blocks of {clean(view.endpoint)} are of the process before: it was started again {since} ago"
+            out += words.told(f"{said}, and no event of it has come", inner, "warn")
     whose = " of all engines" if seen.engine is not None else ""
     out += words.told(_heard(server, views, whose), inner)
     unheard = _unheard(views)
@@ -98,6 +102,8 @@ def doubts(seen: Seen) -> list[Line]:
     views = seen.server.kv
     if any(view.phase != "live" for view in views):
         return [[(" no KV events come", "warn")]]
+    if any(seen.server.outlived(view) is not None for view in views):
+        return [[(" of a process before", "warn")]]
     if any(view.tree.doubtful_since is not None for view in views):
         return [[(" events were missed", "warn")]]
     if not sum(view.heard for view in views):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tui import figures
 from tui.commands import Key, Reaction, Say
 from tui.look import Look
-from tui.panels.line import Line, spread
+from tui.panels.line import Line, fit, spread
 from tui.panels.server import choice, churn, plots, prefix_detail, prefix_runs, words
 from tui.panels.server.prefix_runs import Forest, Rows, forest_of
 from tui.panels.server.seen import Seen, server_of
@@ -34,13 +34,15 @@ _WHEEL = 3
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Lines above the tree, its rows with the names of its columns, rows of the chart, and lines under all."""
+    """Lines above the tree, its rows with the names of its columns, rows of the chart, and lines under all. `left_out`:
+    there are more lines for above than rows."""
 
     above: list[Line]
     names: int
     tree: int
     chart: int
     below: list[Line]
+    left_out: bool = False
 
     @classmethod
     def of(cls, seen: Seen, forest: Forest | None, inner: int, rows: int) -> Layout:
@@ -48,17 +50,18 @@ class Layout:
         below = _told(seen, inner)
         if forest is None:
             below = below[: max(0, rows - len(above))] if len(above) < rows else []
-            return cls(above[:rows], 0, 0, 0, below)
+            return cls(above[:rows], 0, 0, 0, below, len(above) > rows)
         above.append(churn.words(seen, inner))
+        whole = len(above)
         if rows < 6:
             above = above[: max(1, rows - 2)]
             below = below[: max(0, rows - len(above) - 1)][:1]
-            return cls(above, 0, max(1, rows - len(above) - len(below)), 0, below)
+            return cls(above, 0, max(1, rows - len(above) - len(below)), 0, below, len(above) < whole)
         below = below[: max(1, rows // 4)]
         above = above[: max(1, rows - len(below) - 3)]
         left = rows - len(above) - len(below) - 1
         chart = _CHART if left >= _CHART + 6 else 0
-        return cls(above, 1, max(1, left - chart), chart, below)
+        return cls(above, 1, max(1, left - chart), chart, below, len(above) < whole)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = False) -> list[Line]:
@@ -66,6 +69,8 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
     forest = _forest(frame)
     layout = Layout.of(seen, forest, inner, rows)
     body = list(layout.above)
+    if layout.left_out and body:  # a line leaves its last cell free
+        body[-1] = fit([*body[-1], (look.glyphs.more, "dim")], inner)
     right: Line = []
     if forest is not None:
         body += [prefix_runs.heads(forest, inner)] * layout.names

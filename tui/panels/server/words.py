@@ -20,6 +20,7 @@ NO_MAP_BRIEF = "no map: metrics tell no blocks"
 NO_SLOTS_BRIEF = "slots: not told"
 NO_PREFIXES_BRIEF = "prefixes: not told"
 NO_CONTROL = "nothing can be switched from here on this server: its settings are those it was started with"
+_KV_PLACES = "tcp://HOST:5557,tcp://HOST:5558"
 AT_END = "counted when a request ends"
 STEPS = "the engine's step stream tells it"
 
@@ -74,13 +75,22 @@ def told(text: str, width: int, role: str = "dim") -> list[Line]:
 def kv_flag(kind: str) -> str:
     """How KV events are switched on for a kind of server that has them; empty where it has none."""
     flag = {
-        "vllm": """--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq"}'""",
-        "sglang": """--kv-events-config '{"publisher":"zmq","topic":"kv-events"}'""",
-        "paged-engine": "--kv-events tcp://127.0.0.1:5557",
+        "vllm": (
+            """--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", """
+            """"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'"""
+        ),
+        "sglang": (
+            """--kv-events-config '{"publisher": "zmq", "topic": "kv-events", """
+            """"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'"""
+        ),
+        "paged-engine": "--kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558",
     }.get(kind)
     if flag is None:
         return ""
-    return f"which prefixes are resident, KV events tell: start it with {flag}, and paged-top with --kv-events"
+    return (
+        f"which prefixes are resident, KV events tell: start it with {flag}, and paged-top with --kv-events "
+        f"{_KV_PLACES} (or kv={_KV_PLACES} in its line of a fleet file)"
+    )
 
 
 def note(kind: str, term: str) -> str:
