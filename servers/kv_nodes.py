@@ -17,7 +17,7 @@ Above = Literal["start", "block", "unseen", "removed"]
 
 REMEMBERED = 50_000  # hashes of blocks that went, to know them when they are computed again
 COUNTED = ("stored", "evicted", "again", "unknown_parents", "unknown_removals")
-OPENING = 8  # token ids that are kept of a block
+OPENING = 32  # token ids that are kept of a block
 
 
 class Node:
@@ -34,7 +34,6 @@ class Node:
         "media",
         "newer",
         "older",
-        "opening",
         "parent",
         "placed",
         "size",
@@ -52,7 +51,6 @@ class Node:
         self.gone = False
         self.size = 0  # tokens
         self.lora: str | None = None
-        self.opening = b""
         self.time = 0.0
 
     @property
@@ -70,6 +68,7 @@ class Space:
     def __init__(self) -> None:
         self.nodes: dict[BlockHash, Node] = {}
         self.copies: dict[tuple[BlockHash, Medium], int] = {}  # beyond the first
+        self.openings: dict[BlockHash, bytes] = {}  # packed token ids of resident blocks, where they are kept
         self.removed: OrderedDict[int, None] = OrderedDict()  # oldest first
         self.by_medium: dict[Medium, int] = {}
         self.resident = 0
@@ -82,7 +81,7 @@ class Space:
         known_parent = before is not None or event.block_size > 0
         if before is not None and not self._is_resident(before):
             self.unknown_parents += 1
-        openings, alone = _openings(event), (event.medium,)
+        alone = (event.medium,)
         for index, block_hash in enumerate(event.hashes):
             node = self.nodes.get(block_hash)
             if node is None or not node.media:
@@ -94,11 +93,48 @@ class Space:
                 self._place(node, before)
             self._measure(node, event.block_size)
             node.lora = event.lora if event.lora is not None else node.lora
-            node.opening = openings[index] if openings else node.opening
             node.time = time
             self._add_medium(node, alone)
             before, known_parent = block_hash, True
         return 0
+
+    def keep_openings(self, event: BlockStored, most: int) -> None:
+        """The first token ids of the event's blocks that are resident; of more than `most` in all, half are forgotten.
+
+        None where they do not match the blocks.
+        """
+        size = event.block_size
+        if not size or len(event.token_ids) != size * len(event.hashes):
+            return
+        try:
+            packed = array("I", event.token_ids)
+        except OverflowError:
+            return
+        for index, block_hash in enumerate(event.hashes):
+            if self._is_resident(block_hash):
+                first = size * index
+                self.openings[block_hash] = packed[first : first + min(size, OPENING)].tobytes()
+        if len(self.openings) > most:
+            # The oldest go first, but after all of them those that a run begins with: they are its name.
+            for block_hash in sorted(self.openings, key=self._begins_run)[: len(self.openings) - most // 2]:
+                del self.openings[block_hash]
+
+    def opening(self, first: BlockHash, last: BlockHash, most: int) -> tuple[int, ...]:
+        """The first token ids of blocks that follow each other without a branch, as far as they are kept."""
+        tokens = array("I")
+        node = self.nodes.get(first)
+        while node is not None and len(tokens) < most and (packed := self.openings.get(node.hash)) is not None:
+            tokens.frombytes(packed)
+            child = node.child
+            if node.hash == last or node.size > OPENING or child is None or child.older is not None:
+                break
+            node = child
+        return tuple(tokens[:most])
+
+    def _begins_run(self, block_hash: BlockHash) -> bool:
+        node = self.nodes[block_hash]
+        alone = node.older is None and node.newer is None
+        return node.parent is None or not node.parent.media or not alone
 
     def remove(self, event: BlockRemoved) -> None:
         for block_hash in event.hashes:
@@ -117,6 +153,7 @@ class Space:
     def clear(self) -> None:
         self.nodes.clear()
         self.copies.clear()
+        self.openings.clear()
         self.removed.clear()
         self.by_medium.clear()
         self.resident = self.tokens = 0
@@ -272,7 +309,8 @@ class Space:
         if len(self.removed) > REMEMBERED:
             self.removed.popitem(last=False)
         self._unlink(node)
-        node.gone, node.size, node.opening, node.lora = True, 0, b"", None
+        self.openings.pop(node.hash, None)
+        node.gone, node.size, node.lora = True, 0, None
         self._drop_if_unused(node)
 
     def _unlink(self, node: Node) -> None:
@@ -345,23 +383,3 @@ def _comes_after(node: Node | None, first: Node) -> bool:
             return True
         node = node.parent
     return False
-
-
-def _openings(event: BlockStored) -> list[bytes]:
-    """The first token ids of each block, packed; none where they do not match the blocks."""
-    size = event.block_size
-    if not event.token_ids or len(event.token_ids) != size * len(event.hashes):
-        return []
-    try:
-        return [
-            array("I", event.token_ids[first : min(first + OPENING, first + size)]).tobytes()
-            for first in range(0, len(event.token_ids), size)
-        ]
-    except OverflowError:
-        return []
-
-
-def opening(node: Node) -> tuple[int, ...]:
-    tokens = array("I")
-    tokens.frombytes(node.opening)
-    return tuple(tokens)

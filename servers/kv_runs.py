@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from servers.kv_events import BlockHash
-from servers.kv_nodes import Above, Node, Space, opening, short
+from servers.kv_nodes import Above, Node, Space, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ class Run:
     below_tokens: int
     children: int
     above: Above
-    opening: tuple[int, ...] = ()  # its first token ids; empty where they are left out
     lora: str | None = None
     medium: str | None = None
     group: int = 0  # of layers that share block tables; 0 also where it is not told
@@ -96,7 +95,6 @@ class Line:
             below_tokens=self.below_tokens,
             children=len(self.children),
             above=self.above,
-            opening=opening(self.first),
             lora=self.first.lora,
             medium="+".join(named) or None,
             rank=self.space[0],

@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servers.kv_events import AllBlocksCleared, BadEvents, Batch, BlockHash, BlockStored, Message, Missed, Restarted
+from servers.kv_events import (
+    AllBlocksCleared,
+    BadEvents,
+    Batch,
+    BlockHash,
+    BlockStored,
+    Heard,
+    Message,
+    Missed,
+    Restarted,
+)
 from servers.kv_nodes import Space, counted, moment
 from servers.kv_runs import Line, Run, lines_of
 
@@ -20,6 +30,7 @@ __all__ = ["Churn", "KvTree", "Run"]
 
 MAX_BLOCKS = 1_000_000  # that are kept: a publisher whose removals are lost would fill the memory
 MAX_SPACES = 256  # ranks times groups
+MAX_OPENINGS = 32_768  # blocks whose first token ids are kept: at most 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,24 @@ class KvTree:
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise BadEvents(f"not the state of a tree: {error!r}") from None
         return tree
+
+    def keep_openings(self, message: Message, most: int = MAX_OPENINGS) -> None:
+        """The first token ids of blocks that a message stored, once it was taken: for as long as they are resident.
+
+        They are part of no state. `most`: blocks of which any are kept.
+        """
+        if not isinstance(message, Heard):
+            return
+        for event in message.batch.events:
+            if isinstance(event, BlockStored) and event.token_ids:
+                space = self._spaces.get((message.batch.rank or 0, event.group or 0))
+                if space is not None:
+                    space.keep_openings(event, most // len(self._spaces))
+
+    def opening(self, run: Run, most: int) -> tuple[int, ...]:
+        """The first token ids of a run, `most` of them at most, as far as they are kept."""
+        space = self._spaces.get((run.rank, run.group))
+        return space.opening(run.first, run.last, most) if space is not None else ()
 
     def _lines(self) -> list[Line]:
         if self._walked[0] != self._changes:

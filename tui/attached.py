@@ -17,7 +17,7 @@ from tui.prefix_tree import tree_of
 from tui.recorder_switch import RecorderSwitch
 from tui.scrub import Scrub
 from tui.session import Session
-from tui.texts import TextReader
+from tui.texts import NO_SOURCE, SWITCHED_OFF, TextReader
 from tui.view import Frame, Kind, Past, Status, View
 
 MOVING = ("blocks", "batch")  # of a step stream: they are drawn with every frame
@@ -127,7 +127,10 @@ class Steps:
         self.recorder = RecorderSwitch(session, tell, of)
         self.advice: tuple[Suggestion, ...] = ()
         self.advised: tuple[int, Control] | None = None  # the second of the engine's clock that it was looked for
-        self._texts = TextReader(lambda: session.feed.engine if session.feed and not session.player else None)
+        self._texts = TextReader(
+            lambda: session.feed.engine if session.feed and session.texts and not session.player else None,
+            no_source=NO_SOURCE if session.texts else SWITCHED_OFF,
+        )
         self._loads: tuple[LiveLoad, ...] = ()  # that are shown: while the view stands still, they do
         self._story_of: tuple[object, tuple[tuple[int, str], ...]] = (None, ())
 

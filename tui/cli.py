@@ -89,6 +89,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("demo", "also replay traces/chat500.jsonl against it", default=False, play=False),
     Option("once", "print one frame as text and exit; COLUMNS and LINES set its size", default=False),
     Option("json", "as --once, but the totals as JSON", default=False),
+    Option("texts", "show what prompts and answers say where a server tells it; --no-texts: neither text nor token ids",
+           default=True, play=False),
     Option("readonly", "never change the engine", default=False, play=False),
     Option("ascii", "draw with ASCII alone (default: by the terminal)"),
     Option("web", "serve the screen to browsers instead", default=False),
@@ -445,12 +447,16 @@ def _attached(options: argparse.Namespace) -> Attached | int:
         from tui.sources.attach import Attach
 
         steps_first = options.source == "auto" and len(options.targets) == 1
-        return Attach(options.targets, options.http, options.every, steps_first)
+        return Attach(options.targets, options.http, options.every, steps_first, texts=options.texts)
     replay = _replay(options.trace) if options.demo else None
     if options.demo and replay is None:
         return USAGE
     url, user = _address(options)
-    return One(Session(url, options.model, replay, None, DEMO_SPEED, trace=options.trace, http=options.http, user=user))
+    session = Session(
+        url, options.model, replay, None, DEMO_SPEED, trace=options.trace, http=options.http, user=user,
+        texts=options.texts,
+    )  # fmt: skip
+    return One(session)
 
 
 def _played(options: argparse.Namespace) -> Attached:

@@ -37,15 +37,18 @@ class Session:
         trace: Path | None = None,
         http: HttpSettings = NO_SETTINGS,
         user: str = "",
+        texts: bool = True,
     ) -> None:
         """`player`: a recording instead of an engine; `engine`: one that is there already (tests).
 
         `replay` starts when the engine is seen; `trace` is of one that is started later (None: the project's own).
-        `http` says how the engine is asked, with its keys; `user` is of its address.
+        `http` says how the engine is asked, with its keys; `user` is of its address. `texts`: what requests and blocks
+        say may be asked for.
         """
         self.url = url
         self.player = player
         self.replay = replay
+        self.texts = texts
         self.feed: Feed | None = None
         self.loads: LoadReader | None = None
         self._health: HealthReader | None = None

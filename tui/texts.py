@@ -19,6 +19,7 @@ from tui.engine_api import Missing, NotAnEngine, Unreachable
 
 EVERY = 0.25  # seconds, at least, between two questions about the same
 NO_SOURCE = "a recording holds no text"
+SWITCHED_OFF = "texts are kept off this screen: --no-texts"
 
 
 class TextSource(Protocol):
@@ -44,13 +45,20 @@ NO_TEXTS = Texts()
 class TextReader:
     """Keeps the texts of one request and of one block as new as they are asked for.
 
-    `source` gives the engine to ask, or None where there can be no texts. `clock` is in seconds.
+    `source` gives the engine to ask, or None where there can be no texts, and `no_source` says why. `clock` is in
+    seconds.
     """
 
-    def __init__(self, source: Callable[[], TextSource | None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: Callable[[], TextSource | None],
+        clock: Callable[[], float] = time.monotonic,
+        no_source: str = NO_SOURCE,
+    ) -> None:
         self._told = Texts()
         self._glances: dict[int, BlockText] = {}
         self._source = source
+        self._no_source = no_source
         self._clock = clock
         self._selected: tuple[str | None, int | None] = (None, None)
         self._due = 0.0
@@ -90,7 +98,7 @@ class TextReader:
             return
         source, unknown = self._source(), ""
         if source is None:
-            self._told = Texts(unknown=NO_SOURCE)
+            self._told = Texts(unknown=self._no_source)
             return
         try:
             if request is not None:

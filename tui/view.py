@@ -21,6 +21,7 @@ from tui.block_columns import BlockColumns
 from tui.focus import FIRST_FOCUS, Focus
 from tui.history import Step, Windows
 from tui.look import HUES
+from tui.prefix_texts import NOT_WATCHED, PrefixTexts
 from tui.texts import NO_TEXTS, Texts
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class Frame:
     `block_events`: what the kept records tell of the block that is inspected, as (step, words), the latest last.
     `loads`: what load generators told last of their runs against this engine. `server` is there instead of `view` where
     a server tells no steps; `fleet` instead of both where several are shown side by side.
+    `prefixes`: how the prefixes that `server` tells of read.
     """
 
     status: Status
@@ -165,6 +167,7 @@ class Frame:
     loads: tuple[LiveLoad, ...] = ()
     server: ServerView | None = None
     fleet: FleetView | None = None
+    prefixes: PrefixTexts = NOT_WATCHED
 
     @property
     def kind(self) -> Kind:

@@ -58,8 +58,8 @@ def test_runs_branch_where_prompts_do_and_the_largest_comes_first():
     ]
     first, second, *_ = tree.runs()
     assert (first.blocks, first.tokens, first.before, first.below_tokens, first.children) == (2, 8, 0, 28, 3)
-    assert (first.opening, first.total, first.known, first.stored) == ((0, 1, 2, 3), 9, True, 1_000.0)
-    assert (second.before, second.tokens, second.opening) == (8, 8, (0, 1, 2, 3))
+    assert (first.total, first.known, first.stored) == (9, True, 1_000.0)
+    assert (second.before, second.tokens) == (8, 8)
     assert (tree.resident, tree.tokens, tree.media) == (10, 40, {"GPU": 10})
 
 
@@ -274,7 +274,6 @@ def test_a_copy_stays_as_it_was_and_a_state_goes_on_without_tokens():
     copy = tree.copy()
     as_json = json.dumps(tree.to_state())
     again = KvTree.from_state(json.loads(as_json, parse_int=lambda digits: int(float(digits))))
-    without_opening = [run.opening for run in again.runs()]
     tell(removed(7), removed(2, medium="CPU", group=2), stored(-5, parent=b"\xff" * 32))
     assert list(copy.runs()) == before
     assert (copy.churn, again.churn, again.complete, again.changes) == (
@@ -283,7 +282,6 @@ def test_a_copy_stays_as_it_was_and_a_state_goes_on_without_tokens():
         copy.complete,
         copy.changes,
     )
-    assert not any(without_opening)
     for other in (copy, again):
         other.take(Heard(2, Batch(1_002.0, (removed(7), removed(2, medium="CPU", group=2)))))
         other.take(Heard(3, Batch(1_002.0, (stored(-5, parent=b"\xff" * 32),))))
@@ -318,3 +316,66 @@ def test_a_state_that_no_tree_made_is_refused(spoil):
     spoil(state)
     with pytest.raises(BadEvents, match="not the state of a tree"):
         KvTree.from_state(state)
+
+
+def keeping(tell: Telling, *events: KvEvent, most: int = 100, rank: int | None = None) -> KvTree:
+    """The tree once it was told, and how its blocks begin is kept."""
+    tree = tell(*events, rank=rank)
+    tree.keep_openings(Heard(tell.number - 1, Batch(0.0, events, rank)), most)
+    return tree
+
+
+def beginnings(tree: KvTree, most: int = 100) -> dict[BlockHash, tuple[int, ...]]:
+    return {run.first: tree.opening(run, most) for run in tree.runs()}
+
+
+def test_a_run_begins_with_the_token_ids_of_its_own_blocks():
+    tell = Telling()
+    tree = keeping(tell, stored(1, 2, token_ids=range(8)), stored(3, parent=2, token_ids=range(20, 24)))
+    assert beginnings(tree) == {1: (*range(8), 20, 21, 22, 23)}
+    tree = keeping(tell, stored(4, parent=2, token_ids=range(30, 34)))
+    assert beginnings(tree) == {1: tuple(range(8)), 3: (20, 21, 22, 23), 4: (30, 31, 32, 33)}
+    assert beginnings(tree, 5)[1] == (0, 1, 2, 3, 4)
+    keeping(tell, removed(3), stored(3, parent=4, token_ids=range(40, 44)))
+    assert beginnings(tree) == {1: (*range(8), *range(30, 34), *range(40, 44))}
+    large = keeping(Telling(), stored(1, 2, token_ids=range(200), block_size=100))
+    assert beginnings(large) == {1: tuple(range(kv_nodes.OPENING))}  # what comes after is not what is kept of the next
+    small = keeping(Telling(), stored(*range(10), token_ids=range(10), block_size=1))
+    assert beginnings(small) == {0: tuple(range(10))}
+
+
+def test_openings_are_kept_for_as_long_as_blocks_are_and_are_in_no_state():
+    tell = Telling()
+    tree = keeping(tell, stored(1, token_ids=range(77_001, 77_005)), stored(2), stored(2), stored(3), rank=1)
+    assert beginnings(tree)[1] == (77_001, 77_002, 77_003, 77_004)
+    assert "7700" not in json.dumps(tree.to_state())
+    assert set(beginnings(KvTree.from_state(tree.to_state())).values()) == {()}
+    tell(removed(1), removed(2), rank=1)
+    assert beginnings(tree) == {2: (0, 1, 2, 3), 3: (0, 1, 2, 3)}  # of 2 there are two
+    tell(stored(1), stored(3), rank=1)  # told without
+    assert beginnings(tree)[1] == ()
+    tell(AllBlocksCleared(), rank=1)
+    tell(stored(2), stored(3), rank=1)
+    assert set(beginnings(tree).values()) == {()}
+    keeping(tell, stored(2), rank=1)
+    tree.take(Restarted())
+    tell(stored(2), rank=1)
+    assert set(beginnings(tree).values()) == {()}
+
+
+@pytest.mark.parametrize("bad", [{"token_ids": (1, 2)}, {"block_size": 0}, {"token_ids": (-1, 2, 3, 2**40)}])
+def test_token_ids_that_are_none_are_not_kept(bad):
+    assert beginnings(keeping(Telling(), stored(1, **bad))) == {1: ()}
+
+
+def test_of_too_many_blocks_those_that_runs_begin_with_are_kept_longest():
+    tell = Telling()
+    tree = keeping(tell, stored(*range(100)), most=60)
+    for first in range(1_000, 1_200, 10):
+        keeping(tell, stored(*range(first, first + 10), parent=99), most=60)
+        (space,) = tree._spaces.values()
+        assert len(space.openings) <= 60
+    assert all(beginnings(tree).values())
+    keeping(tell, *(stored(first) for first in range(5_000, 5_100)), most=60)
+    assert 30 <= len(space.openings) <= 60
+    assert all(tree.opening(run, 9) for run in tree.runs() if run.first >= 5_070)

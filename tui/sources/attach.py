@@ -38,8 +38,9 @@ class Attach:
         steps_first: bool = False,
         clock: Callable[[], float] = time.monotonic,
         player: SourcePlayer | None = None,
+        texts: bool = True,
     ) -> None:
-        """`every`: seconds between two looks at a server's metrics."""
+        """`every`: seconds between two looks at a server's metrics. `texts`: what prompts say may be shown."""
         if bool(targets) == (player is not None):
             raise ValueError("either targets or a player")
         if steps_first and len(targets) != 1:
@@ -53,6 +54,7 @@ class Attach:
         self._steps_first = steps_first
         self._clock = clock
         self._player = player
+        self._texts = texts
         self._readonly = False
         self._tell: Tell = _silent
         self._watch: Watch | None = None
@@ -215,13 +217,16 @@ class Attach:
 
         player = self._player
         if player is None:
-            self._watch = Watch(self.targets, self._http, self._every, self._clock)
+            self._watch = Watch(self.targets, self._http, self._every, self._clock, self._texts)
         sources = player.sources if player is not None else self._watch.sources if self._watch is not None else ()
         recorder = SourcesSwitch(sources, self._tell, self._secrets(), player is not None)
         clock = player.now if player is not None else self._clock
         words = player.path.name if player is not None else ""
         unchecked = self._http.unchecked(target.url for target in self.targets)
-        return Servers(sources, self._readonly, self._tell, clock, recorder, words, player, self._no_steps, unchecked)
+        texts = self._watch.texts if self._watch is not None and self._texts else None
+        return Servers(
+            sources, self._readonly, self._tell, clock, recorder, words, player, self._no_steps, unchecked, texts
+        )
 
     def _secrets(self) -> Iterator[str]:
         """What is left out of recordings: the values of headers, a key among them, and users of addresses."""
@@ -235,7 +240,7 @@ class Attach:
                 yield unquote(part)
 
     def _start_steps(self, target: Target) -> None:
-        session = Session(target.url, http=self._http, user=target.user, clock=self._clock)
+        session = Session(target.url, http=self._http, user=target.user, clock=self._clock, texts=self._texts)
         several = self._servers is not None and len(self.targets) > 1
         self._steps = Steps(session, self._readonly, self._tell, target.name if several else "", self._recording)
 

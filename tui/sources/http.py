@@ -77,18 +77,27 @@ class Http:
 
         Raises NoAnswer where nothing came, or too late, and TooMuch beyond `MAX_ANSWER` bytes.
         """
-        limit = self._timeout if timeout is None else timeout
+        return await self._ask("GET", path, self._timeout if timeout is None else timeout, MAX_ANSWER)
+
+    async def post(self, path: str, body: Mapping[str, object], most: int) -> Answer:
+        """What is answered to JSON. Raises NoAnswer, and TooMuch beyond `most` bytes."""
+        return await self._ask("POST", path, self._timeout, most, body)
+
+    async def _ask(
+        self, method: str, path: str, limit: float, most: int, told: Mapping[str, object] | None = None
+    ) -> Answer:
         began = self._clock()
         body = bytearray()
         try:
             async with (
                 asyncio.timeout(limit),
-                self._client.stream("GET", path) as response,
+                self._client.stream(method, path, json=told) as response,
             ):
                 async for chunk in response.aiter_bytes():
                     body += chunk
-                    if len(body) > MAX_ANSWER:
-                        raise TooMuch(f"it answers with more than {MAX_ANSWER >> 20} MiB")
+                    if len(body) > most:
+                        much = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
+                        raise TooMuch(f"it answers with more than {much}")
         except TimeoutError:
             raise NoAnswer(f"no whole answer within {limit:g} s" if body else f"no answer within {limit:g} s") from None
         except httpx.HTTPError as error:

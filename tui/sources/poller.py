@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from servers.dialects import BY_KIND
-from servers.kv_events import to_builtins
+from servers.kv_events import Message, to_builtins
 from servers.reading import lines_known
 from servers.slots import Slot, read_slots
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
@@ -39,8 +39,12 @@ class Poller:
         source: int,
         every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[str, Message], None] | None = None,
     ) -> None:
-        """`source` is the number that its items have, `every` the seconds from one look to the next."""
+        """`source` is the number that its items have, `every` the seconds from one look to the next.
+
+        `beside` is told each KV message of an endpoint as it came, with token ids, once `sink` has its item without.
+        """
         self.target = target
         self._settings = settings
         self._sink = sink
@@ -48,6 +52,7 @@ class Poller:
         self._every = every
         self._paced = every  # as it turned out
         self._clock = clock
+        self._beside_items = beside
         self._found: Found | None = None
         self._version = ""
         self._asking: asyncio.Task[None] | None = None  # for its version: nothing waits for that
@@ -202,6 +207,8 @@ class Poller:
             async with aclosing(subscribe(endpoint.events, endpoint.replay, told=told)) as messages:
                 async for message in messages:
                     self._sink(KvMessage(self._source, self._clock(), endpoint.events, to_builtins(message)))
+                    if self._beside_items is not None:
+                        self._beside_items(endpoint.events, message)
         except ValueError as error:
             self._tell_link(endpoint, "failing", str(error))
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tui.attached import Recording, Said
 from tui.focus import Focus
 from tui.operator import Tell
+from tui.prefix_texts import NOT_WATCHED, PAUSED, PLAYED, SWITCHED_OFF, PrefixTexts
 from tui.sources.past import SourcesScrub
 from tui.sources.player import SourcePlayer
 from tui.sources.source import Source
@@ -29,9 +30,12 @@ class Servers:
         player: SourcePlayer | None = None,
         no_steps: Callable[[], str] = lambda: "",
         unchecked: bool = False,
+        texts: Mapping[str, PrefixTexts] | None = None,
     ) -> None:
         """`clock` is the sources'; `target` tells all of them in words, `no_steps` why steps are not shown instead,
-        and `unchecked` whether certificates are not looked at."""
+        and `unchecked` whether certificates are not looked at. `texts`: by a server's name, of those that have KV
+        events; None: they are kept off the screen."""
+        self._texts = texts
         self._no_steps, self._unchecked = no_steps, unchecked
         self.sources = tuple(sources)
         self.selected: str | None = self.sources[0].name if len(self.sources) == 1 else None
@@ -76,7 +80,15 @@ class Servers:
         )
         if source is None:
             return Frame(status, None, focus, fleet=self.scrub.fleet)
-        return Frame(status, None, focus, server=self.scrub.server(source))
+        return Frame(status, None, focus, server=self.scrub.server(source), prefixes=self._prefixes(source))
+
+    def _prefixes(self, source: Source) -> PrefixTexts:
+        """Texts are of now, and of what is heard live."""
+        if self.player is not None:
+            return PLAYED
+        if self._texts is None:
+            return SWITCHED_OFF
+        return PAUSED if self.scrub.seq is not None else self._texts.get(source.name, NOT_WATCHED)
 
     async def read(self, focus: Focus) -> None:
         """Servers tell all they have without being asked."""

@@ -85,6 +85,13 @@ class Source:
         if self.listener is not None:
             self.listener(item)
 
+    def keep_openings(self, endpoint: str, message: Message, most: int) -> None:
+        """How the blocks of a KV message begin, once its item was taken: in the newest picture alone, of `most` blocks.
+
+        No item has token ids, so neither the past nor a recording does.
+        """
+        self.tape.kv(endpoint).tree.keep_openings(message, most)
+
     def view(self, seq: int | None = None, now: float | None = None, kv: bool = True) -> ServerView:
         """The picture now, or as it was after item `seq`, at `now` (default: when that item was heard).
 

@@ -6,9 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
+from servers.kv_events import Message, Restarted
+from servers.kv_tree import MAX_OPENINGS
 from tui.sources.items import Failed, Item
 from tui.sources.poller import Poller
+from tui.sources.prefix_reader import PrefixReader
 from tui.sources.source import Source
 from tui.sources.tape import BUDGET
 from tui.sources.targets import HttpSettings, Target
@@ -25,11 +29,20 @@ class Watch:
         http: HttpSettings,
         every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        texts: bool = False,
     ) -> None:
-        """`every`: seconds between two looks at one server."""
+        """`every`: seconds between two looks at one server. `texts`: token ids of KV events are kept for screens, and
+        servers are asked for their texts."""
         self.targets = tuple(targets)
         share = BUDGET // len(self.targets)
         self.sources = tuple(Source(one.name, one.url, clock, at, share) for at, one in enumerate(self.targets))
+        endpoints = sum(len(one.kv) for one in self.targets)
+        self._openings = MAX_OPENINGS // max(1, endpoints)  # blocks of each that are kept so
+        self.texts: dict[str, PrefixReader] = {  # by the server's name
+            one.name: PrefixReader(one, http, source, clock)
+            for one, source in zip(self.targets, self.sources, strict=True)
+            if texts and one.kv
+        }
         self._http = http
         self._every = every
         self._clock = clock
@@ -37,6 +50,7 @@ class Watch:
     async def run(self) -> None:
         """Watch all of them until cancelled."""
         following = [asyncio.create_task(self._follow(*one)) for one in zip(self.targets, self.sources, strict=True)]
+        following += [asyncio.create_task(self._read(reader)) for reader in self.texts.values()]
         try:
             await asyncio.gather(*following)
         finally:
@@ -48,10 +62,27 @@ class Watch:
         """One server, for ever. A fault of this program over what it said is told in its row, and nowhere else."""
         while True:
             try:
-                await Poller(target, self._http, source.take, source.number, self._every, self._clock).run()
+                beside = partial(self._keep, source) if target.name in self.texts else None
+                await Poller(target, self._http, source.take, source.number, self._every, self._clock, beside).run()
             except Exception as error:
                 words = f"paged-top failed over what it says: {type(error).__name__}: {error}"
                 self._tell(source, Failed(source.number, self._clock(), "failing", words))
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _keep(self, source: Source, endpoint: str, message: Message) -> None:
+        """What no item has: how blocks begin."""
+        if isinstance(message, Restarted):
+            self.texts[source.name].forget()
+        source.keep_openings(endpoint, message, self._openings)
+
+    @staticmethod
+    async def _read(reader: PrefixReader) -> None:
+        """Texts, for ever: without them all else is shown."""
+        while True:
+            try:
+                await reader.run()
+            except Exception as error:
+                reader.fail(f"no texts: paged-top failed over them: {type(error).__name__}: {error}")
             await asyncio.sleep(AGAIN_SECONDS)
 
     @staticmethod

@@ -22,6 +22,7 @@ from tui.sources.view import KvView
 
 LOOK = Look()
 HERE = "tcp://127.0.0.1:5557"
+IDS = re.compile(r"tokens \d")  # how a row begins that has them
 SIZE = (110, 30)
 
 
@@ -51,6 +52,12 @@ def wanted(tree):
     ]
 
 
+def tell(tree, number, event):
+    message = Heard(number, Batch(float(number), (event,)))
+    tree.take(message)
+    tree.keep_openings(message)
+
+
 def grown(seed=3, prompts=60):
     """A tree of many branches."""
     tree, rng = KvTree(), random.Random(seed)
@@ -58,7 +65,7 @@ def grown(seed=3, prompts=60):
     for number in range(prompts):
         parent = rng.choice(known)
         hashes = range(1000 * number + 1, 1000 * number + 1 + rng.randrange(1, 6))
-        tree.take(Heard(number, Batch(float(number), (watched.stored(list(hashes), parent, 10 * number),))))
+        tell(tree, number, watched.stored(list(hashes), parent, 10 * number))
         known += hashes
     return tree
 
@@ -72,20 +79,20 @@ def test_every_row_is_a_run_of_the_tree():
 
 def test_rows_tell_the_first_tokens_and_what_is_not_known():
     lines = rows("sharing", of(watched.forest()))
-    assert any("ids 100 101 102 103" in line for line in lines)
+    assert any("tokens 100 101 102 103" in line for line in lines)
     orphan = next(line for line in lines if "after blocks that were not seen" in line)
-    assert "ids 500" in orphan
-    assert sum("prefix " in line and "ids" in line for line in lines) == 2
+    assert "tokens 500" in orphan
+    assert sum("prefix " in line and IDS.search(line) is not None for line in lines) == 2
 
 
 def test_branches_lead_from_runs_to_those_that_go_on():
-    lines = [line for line in rows("sharing", of(watched.forest())) if "ids" in line]
+    lines = [line for line in rows("sharing", of(watched.forest())) if IDS.search(line)]
     assert [line[2:4] for line in lines[:3]] == ["▾ ", "├╴", "└╴"]
     nested = KvTree()
     for at, (hashes, parent) in enumerate((([1], None), ([2], 1), ([3], 2), ([4], 2), ([5], 1))):
-        nested.take(Heard(at, Batch(0.0, (watched.stored(hashes, parent),))))
-    drawn = [line[2:8] for line in rows("sharing", of(nested)) if "ids" in line]
-    assert drawn == ["▾ pref", "├╴▾ id", "│ ├╴  ", "│ └╴  ", "└╴  id"]
+        tell(nested, at, watched.stored(hashes, parent, 10 * at))
+    drawn = [line[2:8] for line in rows("sharing", of(nested)) if IDS.search(line)]
+    assert drawn == ["▾ pref", "├╴▾ to", "│ ├╴  ", "│ └╴  ", "└╴  to"]
 
 
 def test_a_tree_is_walked_closed_and_opened():
@@ -123,7 +130,7 @@ def test_the_selected_row_stays_on_the_screen():
     away = sharing.wheel(frame, 5, 8, True, *small)
     assert not away.server.follow
     assert away.server.run == names[-1]
-    assert LOOK.glyphs.live not in "".join(line for line in rows("sharing", of(tree, away), *small) if "ids" in line)
+    assert LOOK.glyphs.live not in "".join(line for line in rows("sharing", of(tree, away), *small) if IDS.search(line))
 
 
 def test_a_click_selects_the_run_of_its_row():
@@ -131,7 +138,7 @@ def test_a_click_selects_the_run_of_its_row():
     frame = of(tree)
     lines = rows("sharing", frame, *SIZE)
     for run in tree.runs():
-        ids = f"ids {' '.join(map(str, run.opening[:4]))}"
+        ids = f"tokens {' '.join(map(str, tree.opening(run, 4)))}"
         y = next(at for at, line in enumerate(lines) if ids in line)
         focus = sharing.point(frame, 20, y, *SIZE)
         assert focus.server.run == (f"{HERE} 0 0", run.last)
@@ -246,8 +253,8 @@ def test_runs_without_token_ids_are_named_by_their_hash():
     assert re.search(r"▾ #3c1f +1 100 %│", "\n".join(rows("sharing", of(tree), 23, 9)))
     assert re.search(r"╴#77aa +1 +33 %│", "\n".join(rows("sharing", of(tree), 23, 9)))
     assert "#3c1f9a… " in shown("sharing", of(tree), 44, 12)
-    live = rows("sharing", of(watched.forest()), 44, 12)  # too narrow for token ids
-    assert any("#000000" in line for line in live)
+    live = rows("sharing", of(watched.forest()), 30, 12)  # too narrow for token ids
+    assert any("#0000" in line for line in live)
     assert not any("#" in line for line in rows("sharing", of(watched.forest())) if "after" not in line)
 
 
@@ -328,13 +335,15 @@ def test_rows_that_go_on_from_what_is_not_here_name_it():
     tree = KvTree()
     parent = bytes.fromhex("abcdef" + "00" * 29)
     for at in range(3):  # branches of a prompt whose beginning was stored before
-        tree.take(Heard(at + 5, Batch(1.0, (watched.stored([10 * at + 1], parent, 100 * at),))))
+        tell(tree, at + 5, watched.stored([10 * at + 1], parent, 100 * at))
     assert {run.parent for run in tree.runs()} == {parent}
     wide = [
-        line for line in rows("sharing", of(tree), 110, 20) if "? after blocks that were not seen #abcdef… ids" in line
+        line
+        for line in rows("sharing", of(tree), 110, 20)
+        if "? after blocks that were not seen #abcdef… tokens" in line
     ]
     assert len(wide) == 3
-    assert sum("? after #abcdef… ids" in line for line in rows("sharing", of(tree), 80, 20)) == 3
+    assert sum("? after #abcdef… tokens" in line for line in rows("sharing", of(tree), 80, 20)) == 3
 
 
 def test_ranks_that_have_the_same_prefix_are_two_rows():

@@ -131,7 +131,9 @@ def forest() -> KvTree:
         BlockRemoved((40,)),
     )
     for sequence, event in enumerate(events):
-        tree.take(Heard(sequence, Batch(50.0 + sequence, (event,))))
+        message = Heard(sequence, Batch(50.0 + sequence, (event,)))
+        tree.take(message)
+        tree.keep_openings(message)
     return tree
 
 

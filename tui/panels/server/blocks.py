@@ -87,12 +87,14 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner, rows = Seen.of(frame), width - 2, height - 2
     forest = _forest(frame)
     layout = Layout.of(seen, forest, inner, rows, look)
-    body = list(layout.above)
+    body, below = list(layout.above), layout.below
     right: Line = []
     if layout.mapped and forest is not None:
         front = frame.focus.panel == "blocks"
         cells = prefix_map.lines(forest, frame.focus.server, inner, layout.rows, front, look)
         body += cells + [[]] * (layout.rows - len(cells))
+        under = prefix_map.cursor(forest, frame.focus.server, inner, look, frame.prefixes) if front else []
+        below = [under, *below[:-1]] if under and below else below  # instead of what colours mean
         each = prefix_map.Shape.of(forest, inner, layout.rows).per_cell
         right = [(figures.plural(forest.blocks, "prefix block") + (f", {each:,} a cell" if each > 1 else ""), "dim")]
     elif layout.rows >= _LARGE and plots.KV.told(seen):
@@ -104,7 +106,7 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         body += [[]] * (len(layout.above) + layout.rows - len(body))
     else:
         body += [[]] * layout.rows
-    return choice.bordered("blocks", "blocks", frame, seen, [*body, *layout.below], width, height, look, right)
+    return choice.bordered("blocks", "blocks", frame, seen, [*body, *below], width, height, look, right)
 
 
 def press(frame: Frame, key: str, width: int, height: int) -> Reaction:

@@ -10,10 +10,11 @@ from tui import figures
 from tui.focus import ServerFocus
 from tui.look import Look
 from tui.panels.line import Line, clean, spread
-from tui.panels.server import words
+from tui.panels.server import prefix_words, words
 from tui.panels.server.prefix_branches import TRUNK, digits, name
 from tui.panels.server.prefix_runs import Forest, forest_of
 from tui.panels.server.seen import Seen, server_of
+from tui.prefix_texts import NoPrefixTexts, PrefixTexts
 from tui.sources.view import KvView, ServerView
 from tui.view import Frame
 
@@ -31,7 +32,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     if index is None:
         said = "no prefix run is selected, or it was removed" if server.kv else words.NO_MAP
         return "prefix run", words.told(said, width)
-    run, glyphs = forest.runs[index], look.glyphs
+    run = forest.runs[index]
 
     def row(name: str, value: str, role: str = "value") -> Line:
         return [(" ", "text"), *spread([(name, "dim")], [(value, role), (" ", "text")], width - 1)]
@@ -40,6 +41,7 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     out = [
         row("blocks", f"{run.blocks:,}"),
         row("tokens", f"{run.before:,} to {run.before + run.tokens:,}" if run.known else f"{run.tokens:,}"),
+        *_words(forest, index, frame.prefixes, width, look),
         row("top-level prefix", f"{int(forest.tops[index]) + 1:,}"),
         row("coloured as", _coloured(forest, index, look), forest.hues[index]),
         row("runs above it", f"{run.depth:,}"),
@@ -61,13 +63,24 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
         said = "that was removed" if gone else "that was stored before this screen listened, or is not told"
         out += words.told(said, width, "warn")
     out.append([])
-    if run.opening:
-        more = f" {glyphs.more}" if run.tokens > len(run.opening) else ""
-        out += words.told(f"token ids {' '.join(map(str, run.opening))}{more}", width, "text")
-    else:
-        out += words.told("its token ids are not kept: they are somebody's text", width)
+    tokens = forest.opening(index, prefix_words.WHOLE)
+    if tokens and prefix_words.readable(frame.prefixes.of(tokens)):
+        out += words.told(prefix_words.ids(tokens, len(tokens) == run.tokens, look), width)
     out += words.told("who holds it, and where it lies in memory, events do not tell", width)
     return f"prefix run of {figures.plural(run.blocks, 'block')}", out
+
+
+def _words(forest: Forest, index: int, texts: PrefixTexts, width: int, look: Look) -> list[Line]:
+    """How the run reads, else its token ids; or why neither is known."""
+    tokens = forest.opening(index, prefix_words.WHOLE)
+    if not tokens:
+        none = isinstance(texts, NoPrefixTexts)
+        said = texts.unknown if none else "its token ids were not told, or are not kept any more"
+        return [[], *words.told(said, width), []]
+    whole = len(tokens) == forest.runs[index].tokens
+    out = words.told(prefix_words.label(tokens, whole, texts, look), width, "text")
+    unread = [] if prefix_words.readable(texts.of(tokens)) else words.told(clean(texts.unknown), width)
+    return [[], *out, *unread, []]
 
 
 def _coloured(forest: Forest, index: int, look: Look) -> str:

@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tui import figures
 from tui.focus import ServerFocus
 from tui.look import Look
-from tui.panels.line import Line, join
+from tui.panels.line import Line, cut, join
+from tui.panels.server import prefix_branches
 from tui.panels.server.prefix_branches import TRUNK_ROLE
-from tui.panels.server.prefix_runs import Forest, Ints
+from tui.panels.server.prefix_runs import Forest, Ints, begins
+from tui.prefix_texts import PrefixTexts
 
 TITLE = "resident prefix blocks, by prefix (not physical places)"
 TITLE_BRIEF = "by prefix, not by physical place"
@@ -93,6 +96,18 @@ def legend(forest: Forest, inner: int, look: Look) -> list[Line]:
     notch = "a b c" if glyphs.ascii else height(1, look, True)
     parts.append([(notch, "text"), (f" begin{'' if glyphs.ascii else 's'} a run", "dim")])
     return [[(" ", "text"), *join(parts, (f" {glyphs.dot} ", "dim"), inner - 2)]]
+
+
+def cursor(forest: Forest, focus: ServerFocus, inner: int, look: Look, texts: PrefixTexts) -> Line:
+    """What the prefix under the cursor is; empty where there is no cursor."""
+    at = forest.index_of(focus.run)
+    if at is None:
+        return []
+    run, role = forest.runs[at], forest.hues[at]
+    called = begins(forest, at, texts, look) or prefix_branches.name(run.first, look.glyphs.more)
+    size = figures.plural(run.blocks, "block")
+    line: Line = [(f" {look.glyphs.live} ", "cursor"), (f"{size}{f' + {run.below:,}' if run.below else ''} ", "value")]
+    return cut([*line, (called, role)], inner - 1, look.glyphs.more)
 
 
 def meanings(look: Look) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ A tree of a few thousand runs is laid out again only when events came, and a lar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,17 @@ from servers.kv_tree import KvTree, Run
 from tui import figures
 from tui.focus import ServerFocus
 from tui.look import Look
-from tui.panels.line import Line, clean, fit, length, spread
-from tui.panels.server import prefix_branches
+from tui.panels.line import Line, clean, cut, fit, length, spread
+from tui.panels.server import prefix_branches, prefix_words
+from tui.prefix_texts import NOT_WATCHED, PrefixTexts
 from tui.sources.view import KvView
 
 Ints = npt.NDArray[np.int64]
 LARGE = 2_000  # runs, from which on a layout may be a second old
 _INDENT = 16  # cells of a row that its depth takes at most
 _NAMED = 48  # cells, from which on a prefix is called one
-_OPENING = 60  # cells from which on a row has its first token ids
 _WHOLE = 100  # cells from which on a row says why what comes before it is not here
+_COMPARED = 16  # runs that go on from the same one, at most
 _NARROW = 34  # cells, under which a row is its name, its blocks and its share
 
 ABOVE = {  # what comes before a run that is not here
@@ -36,7 +37,8 @@ ABOVE = {  # what comes before a run that is not here
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Runs of all endpoints, depth first, in the order of the endpoints; a run's `sizes` are the rows under it.
+    """Runs of all endpoints, depth first, in the order of the endpoints; a run's `sizes` are the rows under it, and
+    `parents` the run that it goes on from, -1: none.
 
     `starts` is the place of a run's first block among all, `tops` the number of the top-level prefix that it is part
     of, `branches` the run that its branch begins with, `hues` its colour's role, `trunks` bits of the depths at which
@@ -45,7 +47,9 @@ class Forest:
 
     runs: tuple[Run, ...]
     places: tuple[str, ...]  # of each run: who told of it, of which rank and group
+    trees: tuple[KvTree, ...] = field(repr=False)  # that each is of
     sizes: Ints
+    parents: Ints
     starts: Ints
     tops: Ints
     branches: tuple[int, ...]
@@ -53,6 +57,7 @@ class Forest:
     trunks: tuple[int, ...]
     blocks: int
     time: float  # at which it was laid out
+    _alike: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)  # by the run that they go on from
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -77,6 +82,25 @@ class Forest:
                 shown[at + 1 : at + 1 + self.sizes[at]] = False
         return np.flatnonzero(shown)
 
+    def opening(self, index: int, most: int) -> tuple[int, ...]:
+        """The first token ids of a run, as far as they are kept."""
+        return self.trees[index].opening(self.runs[index], most)
+
+    def alike(self, index: int) -> int:
+        """How many token ids a run has in common with all that go on from the same one: blocks differ anywhere."""
+        parent = int(self.parents[index])
+        if parent < 0:
+            return 0
+        if parent not in self._alike:
+            at = parent + 1
+            openings: list[tuple[int, ...]] = []
+            while at <= parent + self.sizes[parent] and len(openings) < _COMPARED:
+                openings.append(self.opening(at, prefix_words.BRIEF))
+                at += int(self.sizes[at]) + 1
+            self._alike[parent] = _common(openings)
+        common, own = self._alike[parent], self.opening(index, prefix_words.BRIEF)
+        return len(common) if common == own[: len(common)] != own else 0
+
     @property
     def shared(self) -> bool:
         """Whether there is a trunk, of which nearly all others go on."""
@@ -87,12 +111,15 @@ def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
     """The rows of all that is resident now."""
     runs: list[Run] = []
     places: list[str] = []
+    trees: list[KvTree] = []
     for view in views:
         found = list(view.tree.runs())
         runs += found
         places += [f"{view.endpoint} {run.rank} {run.group}" for run in found]
+        trees += [view.tree] * len(found)
     count = len(runs)
     sizes = np.zeros(count, np.int64)
+    parents = np.full(count, -1, np.int64)
     starts = np.zeros(count, np.int64)
     tops = np.zeros(count, np.int64)
     trunks = [0] * count
@@ -102,6 +129,8 @@ def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
         while len(above) > run.depth:
             last = above.pop()
             sizes[last] = index - last - 1
+        if above:
+            parents[index] = above[-1]
         above.append(index)
         top += run.depth == 0
         starts[index], tops[index] = at, top
@@ -115,7 +144,20 @@ def build(views: Sequence[KvView], now: float = 0.0) -> Forest:
         goes_on = trunks[index] | 1 << depth
     branches = prefix_branches.branches(runs, places)
     hues = prefix_branches.roles(runs, branches)
-    return Forest(tuple(runs), tuple(places), sizes, starts, tops, tuple(branches), hues, tuple(trunks), at, now)
+    return Forest(
+        tuple(runs),
+        tuple(places),
+        tuple(trees),
+        sizes,
+        parents,
+        starts,
+        tops,
+        tuple(branches),
+        hues,
+        tuple(trunks),
+        at,
+        now,
+    )
 
 
 @dataclass(slots=True)
@@ -176,12 +218,14 @@ def heads(forest: Forest, inner: int) -> Line:
     return spread([(f"  {runs}", "dim")], [(_columns(inner, "blocks", "below", "of all", "tokens"), "dim")], inner)
 
 
-def lines(forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look) -> list[Line]:
+def lines(
+    forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look, texts: PrefixTexts = NOT_WATCHED
+) -> list[Line]:
     """The rows, `count` at most."""
     rows = Rows.of(forest, focus, count)
     shown = rows.runs[rows.top : rows.top + count].tolist()
     return [
-        _row(forest, index, rows.top + at == rows.selected, forest.name(index) in focus.closed, inner, look)
+        _row(forest, index, rows.top + at == rows.selected, forest.name(index) in focus.closed, inner, look, texts)
         for at, index in enumerate(shown)
     ]
 
@@ -194,7 +238,7 @@ def _columns(inner: int, blocks: str, below: str, share: str, tokens: str) -> st
     return text if inner < 56 else f"{text}{tokens:>9} "
 
 
-def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, look: Look) -> Line:
+def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, look: Look, texts: PrefixTexts) -> Line:
     run, glyphs = forest.runs[index], look.glyphs
     fold = " " if not run.children else glyphs.right if closed else glyphs.down_open
     role = "cursor" if selected else forest.hues[index]
@@ -211,7 +255,7 @@ def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, l
         name.append((_after(run, inner, look), "warn"))
     elif run.depth == 0 and inner >= _NAMED:
         name.append((f"prefix {int(forest.tops[index]) + 1:,} ", role))
-    named = inner >= _OPENING and run.opening
+    named = begins(forest, index, texts, look) if inner >= _NARROW else ""
     if not named:
         brief = inner < _NARROW
         called = prefix_branches.name(run.first, "" if brief else glyphs.more, 4 if brief else prefix_branches.SIGNS)
@@ -221,14 +265,15 @@ def _row(forest: Forest, index: int, selected: bool, closed: bool, inner: int, l
     if run.medium and run.medium.upper() != "GPU":
         name.append((f"in {clean(run.medium)} ", "text"))
     if named:
-        name.append((opening(run, look), "dim"))
+        name.append((named, role))
     right: Line = [
         (
             _columns(inner, f"{run.blocks:,}", f"{run.below:,}", share, f"{run.tokens:,}"),
             "cursor" if selected else "value",
         )
     ]
-    return spread(fit(name, max(1, inner - length(right) - 1)), right, inner)
+    room = max(1, inner - length(right) - 1)
+    return spread(fit(cut(name, room, glyphs.more) if named else name, room), right, inner)
 
 
 def _after(run: Run, inner: int, look: Look) -> str:
@@ -242,10 +287,19 @@ def _after(run: Run, inner: int, look: Look) -> str:
     return f"{missing} after {before} "
 
 
-def opening(run: Run, look: Look) -> str:
-    """The first token ids of a run."""
-    more = f" {look.glyphs.more}" if run.tokens > len(run.opening) else ""
-    return f"ids {' '.join(str(token) for token in run.opening)}{more}"
+def begins(forest: Forest, index: int, texts: PrefixTexts, look: Look) -> str:
+    """How a run begins, from where it differs from others that go on from the same one."""
+    alike = forest.alike(index)
+    tokens = forest.opening(index, alike + prefix_words.BRIEF)
+    return prefix_words.label(tokens[alike:], len(tokens) == forest.runs[index].tokens, texts, look, alike > 0)
+
+
+def _common(openings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What all begin with; of one alone nothing."""
+    first, last = min(openings), max(openings)
+    if len(openings) < 2:
+        return ()
+    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def _branches(forest: Forest, index: int, look: Look) -> str:

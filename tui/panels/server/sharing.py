@@ -74,7 +74,7 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
     right: Line = []
     if forest is not None:
         body += [prefix_runs.heads(forest, inner)] * layout.names
-        shown = prefix_runs.lines(forest, frame.focus.server, inner, layout.tree, look)
+        shown = prefix_runs.lines(forest, frame.focus.server, inner, layout.tree, look, frame.prefixes)
         if not shown:
             said = " none is resident" if inner < _NARROW else " no prefix block is resident, as far as heard"
             shown = [[(said, "dim")]][: layout.tree]
