@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from sys import getsizeof
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from servers.sized_cache import SizedCache, bytes_of
 from servers.terms import Labels
 
 Samples = Mapping[str, Mapping[Labels, float]]  # by name, then by labels
 
 MAX_PAGE = 32 << 20  # characters
+MAX_LINE = 8_192  # characters of a line that is read: vLLM's longest, its configuration, has about 2,500
 MAX_SERIES = 100_000  # that are read, of one page
 MOST = 1e30  # of anything
 # Ranks of one engine repeat the same value.
@@ -45,7 +47,7 @@ def samples(text: str, names: Mapping[str, str]) -> Samples:
         if match is None:
             raise ValueError(f"cannot read this line of metrics: {line[:200]!r}")
         try:
-            name, labels = _series(match[1])
+            name, labels = _series[match[1]]
             value = _number(match[2])
         except ValueError as error:
             raise ValueError(f"cannot read this line of metrics: {line[:200]!r} ({str(error)[:100]})") from None
@@ -72,6 +74,10 @@ def _lines(text: str, names: Mapping[str, str] | frozenset[str]) -> Iterator[str
     for line in text.split("\n"):
         match = _NAME.match(line)
         if match is not None and match[1] in names:
+            if len(line) > MAX_LINE:
+                raise ValueError(
+                    f"a line of metrics of {len(line):,} characters, {match[1][:100]}; at most {MAX_LINE:,} are read"
+                )
             yield line.rstrip("\r")
 
 
@@ -86,8 +92,7 @@ def counted(value: float) -> float:
     return value if 0 <= value <= MOST else math.nan
 
 
-@lru_cache(maxsize=1 << 15)
-def _series(head: str) -> tuple[str, Labels]:
+def _read_series(head: str) -> tuple[str, Labels]:
     """A name with its labels, as prometheus-client reads them, without those of ranks."""
     try:
         (family,) = text_string_to_metric_families(f"{head} 1\n")
@@ -95,3 +100,6 @@ def _series(head: str) -> tuple[str, Labels]:
     except (ValueError, IndexError, KeyError) as error:
         raise ValueError(str(error) or "bad labels") from None
     return sample.name, frozenset(item for item in sample.labels.items() if item[0] not in REPEATED)
+
+
+_series = SizedCache(_read_series, lambda head, found: getsizeof(head) + bytes_of(found[1]))

@@ -12,30 +12,41 @@ from servers.reading import Layout, Reading
 from servers.terms import Engine
 
 KEPT = 1_200  # looks: twenty minutes at one a second; fewer where they have
-MOST_NUMBERS = 4 << 20  # together, of eight bytes each: pages of many engines, or of labels without end
-_LAYOUTS = 64  # remembered, to know a series that comes back
+MOST_BYTES = 32 << 20  # together, about: of pages of many engines, or of labels without end
+_LEAST = 2  # looks that are kept however large they are: to have rates
+_NUMBER = 8  # bytes
+_LAYOUTS = 64  # remembered, to know a series that comes back, and
+LAYOUT_BYTES = 32 << 20  # of them together, about
 _OVER = 2  # so many times a window is what is measured of it at most, unless there is nothing nearer
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One scrape at `time`, in seconds of the watcher's clock; `reading` is None where it failed, `failed` says why."""
+    """One scrape at `time`, in seconds of the watcher's clock; `reading` is None where it failed, `failed` says why.
+
+    `changed`: the reading before had another layout, or there was none."""
 
     time: float
     reading: Reading | None
     took: float = 0.0  # seconds
     failed: str = ""
+    changed: bool = False
 
     @property
-    def numbers(self) -> int:
-        """How many it has."""
-        return 0 if self.reading is None else len(self.reading.values)
+    def bytes(self) -> int:
+        """About: of its numbers, and of a layout that the look before does not have."""
+        if self.reading is None:
+            return 0
+        return _NUMBER * len(self.reading.values) + (self.reading.layout.bytes if self.changed else 0)
 
 
 def kept_from(looks: Sequence[Look], end: int, kept: int = KEPT) -> int:
     """The first of those that are kept when the newest is the one before place `end`."""
-    numbers, first = 0, end
-    while first > 0 and end - first < kept and (numbers := numbers + looks[first - 1].numbers) <= MOST_NUMBERS:
+    size, first = 0, end
+    while first > 0 and end - first < kept:
+        size += looks[first - 1].bytes
+        if size > MOST_BYTES and end - first >= _LEAST:
+            break
         first -= 1
     return first
 
@@ -58,7 +69,7 @@ class Marks:
         if reading.layout in self.layouts:
             return self
         layouts = {**self.layouts, reading.layout: look.time}
-        if len(layouts) > _LAYOUTS:
+        while len(layouts) > _LAYOUTS or (len(layouts) > 1 and sum(one.bytes for one in layouts) > LAYOUT_BYTES):
             del layouts[next(iter(layouts))]
         return Marks(self.breaks, layouts)
 
@@ -81,7 +92,7 @@ class Looks:
     ) -> None:
         self._kept = kept
         self._looks: deque[Look] = deque()
-        self._numbers = 0
+        self._bytes = 0
         self._last = last
         self.marks = Marks() if marks is None else marks
         if marks is None:
@@ -89,14 +100,14 @@ class Looks:
                 self.add(look)
         else:
             self._looks.extend(looks)
-            self._numbers = sum(look.numbers for look in looks)
+            self._bytes = sum(look.bytes for look in looks)
             self._drop_marks()
 
     def add(self, look: Look) -> None:
         self._looks.append(look)
-        self._numbers += look.numbers
-        while len(self._looks) > self._kept or self._numbers > MOST_NUMBERS:
-            self._numbers -= self._looks.popleft().numbers
+        self._bytes += look.bytes
+        while len(self._looks) > self._kept or (self._bytes > MOST_BYTES and len(self._looks) > _LEAST):
+            self._bytes -= self._looks.popleft().bytes
         self.marks = self.marks.after(self._last, look)
         self._last = look.reading or self._last
         self._drop_marks()
@@ -134,7 +145,7 @@ class Looks:
     def upto(self) -> Looks:
         """A copy that does not change: looks themselves are shared."""
         copy = Looks((), self._kept, self.marks, self._last)
-        copy._looks, copy._numbers = self._looks.copy(), self._numbers
+        copy._looks, copy._bytes = self._looks.copy(), self._bytes
         return copy
 
     def measure(self, seconds: float, engine: Engine | None = None) -> Measures | None:

@@ -6,11 +6,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, lru_cache
+from functools import cache
+from sys import getsizeof
 from typing import NamedTuple
 
 from servers.dialects import DIALECTS, Dialect
 from servers.exposition import Samples, counted
+from servers.sized_cache import SizedCache, bytes_of
 from servers.terms import Engine, Labels
 
 # Labels that tell one engine behind a page from another, as engines and what stands before them write it.
@@ -82,11 +84,17 @@ def spellings(dialect: Dialect) -> dict[str, str]:
 SPELLINGS: Mapping[str, Mapping[str, str]] = {dialect.kind: spellings(dialect) for dialect in DIALECTS}
 
 
-@lru_cache(maxsize=1 << 15)
 def engine_of(labels: Labels) -> Engine:
+    return _engines[labels]
+
+
+def _find_engine(labels: Labels) -> Engine:
     known = dict(labels)
     model = next((known[label] for label in _MODELS if known.get(label)), "")
     return Engine(model, "/".join(known[label] for label in _RANKS if known.get(label)))
+
+
+_engines = SizedCache(_find_engine, lambda labels, engine: bytes_of(labels) + sum(map(getsizeof, engine)))
 
 
 def told(name: Name, samples: Samples) -> dict[Labels, float]:
@@ -148,16 +156,18 @@ def _joined(values: Mapping[Engine, float], engines: Iterable[Engine]) -> dict[E
 def _by_engine(series: Mapping[Labels, float], adds: bool) -> dict[Engine, float]:
     processes: dict[Labels, list[float]] = {}
     for labels, value in series.items():
-        processes.setdefault(_without_process(labels), []).append(value)
+        processes.setdefault(_processless[labels], []).append(value)
     values: dict[Engine, list[float]] = {}
     for labels, told_values in processes.items():
         values.setdefault(engine_of(labels), []).append(_one_of(told_values))
     return {engine: sum(parts) if adds else _same(parts) for engine, parts in values.items()}
 
 
-@lru_cache(maxsize=1 << 15)
 def _without_process(labels: Labels) -> Labels:
     return frozenset(item for item in labels if item[0] != "pid")
+
+
+_processless = SizedCache(_without_process, lambda labels, rest: 2 * bytes_of(labels))
 
 
 def _one_of(values: list[float]) -> float:

@@ -14,14 +14,16 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
+from sys import getsizeof
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from servers.dialects import DIALECTS, Dialect
 from servers.exposition import Samples, known, samples
 from servers.names import SPELLINGS, engine_of, first_told, joined, levels, parse, texts, told
+from servers.sized_cache import ENTRY_BYTES, SizedCache, bytes_of
 from servers.terms import SHARES, Engine, Labels
 
 Value = TypeVar("Value")
@@ -93,6 +95,18 @@ class Layout:
         return slots
 
     @cached_property
+    def bytes(self) -> int:
+        """About what it takes, with the places of its numbers."""
+        labels = (*(one for _, one in self.counters), *(one for _, one, _ in self.histograms))
+        engines = (engine for _, engine in self.gauges)
+        return (
+            sum(ENTRY_BYTES + bytes_of(one) for one in labels)
+            + sum(ENTRY_BYTES + sum(map(getsizeof, engine)) for engine in engines)
+            + sum(getsizeof(bounds) for _, _, bounds in self.histograms)
+            + sum(ENTRY_BYTES + getsizeof(text) for _, text in self.facts)
+        )
+
+    @cached_property
     def engines(self) -> tuple[Engine, ...]:
         """All that are told apart, in order."""
         found = {engine for _, engine in self.gauges} or {engine_of(labels) for _, labels in self.counters}
@@ -100,7 +114,8 @@ class Layout:
         return tuple(sorted(engine for engine in found if engine.rank or engine.model not in ranked))
 
 
-_LAYOUTS: WeakValueDictionary[Layout, Layout] = WeakValueDictionary()
+# By their hash: keys are held for as long as values are.
+_LAYOUTS: WeakValueDictionary[int, Layout] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +228,8 @@ def reading(
             values.extend(buckets.upto.values())
             values.append(math.nan if buckets.total is None else buckets.total)
     layout = Layout(kind, tuple(sorted((facts or {}).items())), tuple(series), tuple(levels), tuple(bounded))
-    return Reading(_LAYOUTS.setdefault(layout, layout), values)
+    shared = _LAYOUTS.setdefault(hash(layout), layout)
+    return Reading(shared if shared == layout else layout, values)
 
 
 def read(text: str) -> Reading | None:
@@ -256,7 +272,7 @@ def _counters(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, float]
     for term, alternatives in dialect.counters.items():
         if (expression := first_told(alternatives, found)) is not None:
             counters[term] = {
-                _named(labels, name.name): value
+                _named[labels, name.name]: value
                 for name in expression.names
                 for labels, value in told(name, found).items()
             }
@@ -288,7 +304,7 @@ def _histograms(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, Buck
         units = 1000.0 if name.endswith("_ms") else 1.0  # in a second, or in what is counted
         upto: dict[Labels, dict[float, float]] = {}
         for labels, value in found[f"{name}_bucket"].items():
-            series, bound = _bucket(labels)
+            series, bound = _bucket[labels]
             upto.setdefault(series, {})[bound / units] = value
         sums, counts = found.get(f"{name}_sum", {}), found.get(f"{name}_count", {})
         for series, bounds in upto.items():
@@ -297,7 +313,7 @@ def _histograms(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, Buck
             ordered = {bound: bounds[bound] for bound in sorted(bounds)}
             if math.inf in ordered and _rises(ordered.values()):
                 total = sums.get(series, math.nan) / units
-                histograms.setdefault(term, {})[_named(series, name)] = Buckets(
+                histograms.setdefault(term, {})[_named[series, name]] = Buckets(
                     ordered, None if math.isnan(total) else total
                 )
     return histograms
@@ -318,13 +334,15 @@ def _facts(dialect: Dialect, found: Samples) -> dict[str, str]:
     return facts
 
 
-@lru_cache(maxsize=1 << 15)
-def _named(labels: Labels, name: str) -> Labels:
+def _with_name(series: tuple[Labels, str]) -> Labels:
+    labels, name = series
     return labels | {("__name__", name)}
 
 
-@lru_cache(maxsize=1 << 15)
-def _bucket(labels: Labels) -> tuple[Labels, float]:
+_named = SizedCache(_with_name, lambda series, labels: 2 * bytes_of(labels))
+
+
+def _read_bucket(labels: Labels) -> tuple[Labels, float]:
     """A bucket's series and its bound."""
     bound = dict(labels).get("le", "")
     try:
@@ -334,6 +352,9 @@ def _bucket(labels: Labels) -> tuple[Labels, float]:
     if math.isnan(value):
         raise ValueError(f"cannot read a bucket of metrics: its bound le is {bound!r}")
     return labels - {("le", bound)}, value
+
+
+_bucket = SizedCache(_read_bucket, lambda labels, found: 2 * bytes_of(labels))
 
 
 def _of(series: Mapping[Labels, Value], engine: Engine) -> dict[Labels, Value]:

@@ -62,7 +62,7 @@ def test_a_window_is_whole_where_looks_are_as_far_apart_as_it_is_long() -> None:
 
 
 def test_looks_of_pages_without_end_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.looks.MOST_NUMBERS", 100)
+    monkeypatch.setattr("servers.looks.MOST_BYTES", 800)
 
     def users(count: int) -> Reading:
         return at(9.0, more="".join(f'{TOKENS}{{engine="0",user="{user}"}} 1\n' for user in range(count)))
@@ -74,9 +74,9 @@ def test_looks_of_pages_without_end_are_fewer(monkeypatch: pytest.MonkeyPatch) -
         found.add(fed[-1])
         kept = list(found._looks)
         assert kept == fed[kept_from(fed, len(fed)) :]
-        assert sum(look.numbers for look in kept) <= 100
+        assert sum(look.bytes for look in kept) <= 800
         if len(kept) < len(fed):
-            assert sum(look.numbers for look in kept) + fed[-len(kept) - 1].numbers > 100
+            assert sum(look.bytes for look in kept) + fed[-len(kept) - 1].bytes > 800
         assert found.upto()._looks == found._looks
         if len(fed) == 80:
             assert len(kept) == 100 // len(few.values)

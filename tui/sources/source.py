@@ -199,7 +199,9 @@ class Source:
             return
         if self._last is not None and self._last.reading is not None and self._last.reading.kind != reading.kind:
             self._begin_anew(f"another server: {reading.kind}")
-        look = Look(time, reading, scrape.took)
+        before = self._last.reading if self._last is not None else None
+        changed = before is None or before.layout is not reading.layout
+        look = Look(time, reading, scrape.took, changed=changed)
         if self._standing.phase in ("failing", "locked", "foreign") and self._last is not None:
             self._tell("it answers again")
         self._last, self._page, self._failed = look, scrape, None

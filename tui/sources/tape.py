@@ -16,7 +16,7 @@ from tui.sources.view import KvView, Phase
 
 BUDGET = 64 << 20  # bytes, for all servers together
 STANDING_COST, SLOT_COST, EVENT_COST = 200, 150, 200  # bytes, about
-LOOK_COST, NUMBER_COST = 400, 8  # and of each figure in it
+LOOK_COST = 400  # and what `Look.bytes` says
 MARK_COST = 100  # of each break and each layout
 DROPPED = 8  # an eighth of the items goes at once
 DROP_EVERY = 32  # items between two looks at the budget
@@ -255,4 +255,4 @@ def _marks_cost(marks: Marks) -> int:
 
 def look_cost(look: Look) -> int:
     """Bytes that a look takes, about."""
-    return LOOK_COST + (NUMBER_COST * len(look.reading.values) if look.reading is not None else 0)
+    return LOOK_COST + look.bytes

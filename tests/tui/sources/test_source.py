@@ -56,12 +56,12 @@ def test_every_moment_is_as_it_was(seed, monkeypatch):
 
 def test_every_moment_is_as_it_was_where_pages_are_so_large_that_few_looks_are_kept(monkeypatch):
     items = Chance(4, kinds=("vllm",), kv=0).items(160)
-    monkeypatch.setattr("servers.looks.MOST_NUMBERS", 5_000)
+    monkeypatch.setattr("servers.looks.MOST_BYTES", 60_000)
     whole, _ = fold(items, budget=150_000)
     source, clock = fold(())
     for item in items:
         take(source, clock, item)
-        assert sum(look.numbers for look in source.view().looks._looks) <= 5_000
+        assert sum(look.bytes for look in source.view().looks._looks) <= 60_000
         if source.items >= whole.tape.first:
             assert told(whole.view(source.items)) == told(source.view())
     assert 0 < whole.tape.first < 140
