@@ -30,6 +30,8 @@ from engine.protocol import (
 
 SOURCE_TAG = "source"  # of the first line of a recording of servers' metrics: see `tui.sources.items`
 MAX_LINE = 1 << 29  # bytes; a snapshot of a million blocks has about 80 million
+MAX_BLANK = 1 << 16  # bytes of empty lines in a row: gzip makes a billion of them a small file
+MAX_HOLLOW = 1_000  # parts of a gzip file in a row with nothing in them
 STDIN = Path("-")
 GZIP = 31  # zlib's window bits, with gzip's header
 _MAGIC = b"\x1f\x8b"
@@ -167,13 +169,18 @@ class Lines(Generic[L]):
         """Every line's item, as it stands there."""
         if self._first:
             self._check_start(self._lines.peek(_CHUNK))
+        blank = 0
         while not self.note and (line := self._read_line()):
             self.offset, self._next_offset = self._next_offset, self._next_offset + len(line)
             self.line += 1
             if self.line == 1:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if line.isspace():
+                blank += len(line)
+                if blank > MAX_BLANK:
+                    raise RecordingError(f"{self.path}: {MAX_BLANK:,} bytes of empty lines up to line {self.line}")
                 continue
+            blank = 0
             item = self._item(line)
             del line  # a snapshot's may be large, and the reader may stay here for long
             if item is not None:
@@ -328,6 +335,7 @@ class _Unzipped(io.RawIOBase):
         self._file = file
         self._zip = zlib.decompressobj(GZIP)
         self._fresh = True  # nothing of this member was read
+        self._hollow = 0  # members up to this one that had nothing in them
         self._rest = b""
         self.broken = ""
 
@@ -338,6 +346,10 @@ class _Unzipped(io.RawIOBase):
         """Fill some of `buffer`; 0 at the end."""
         while not self.broken:
             if self._zip.eof:
+                self._hollow += 1
+                if self._hollow > MAX_HOLLOW:
+                    self.broken = f"damaged ({MAX_HOLLOW:,} empty parts)"
+                    return 0
                 self._rest, self._zip, self._fresh = (
                     self._zip.unused_data.lstrip(b"\0"),
                     zlib.decompressobj(GZIP),
@@ -355,6 +367,7 @@ class _Unzipped(io.RawIOBase):
                 return 0
             self._rest = self._zip.unconsumed_tail
             if found:
+                self._hollow = 0
                 buffer[: len(found)] = found
                 return len(found)
         return 0

@@ -11,7 +11,8 @@ from engine.protocol import encode
 from tui.look import Look
 from tui.once import play_once
 from tui.player import Player
-from tui.recording import RecordingError
+from tui.recording import RecordingError, is_of_sources, read_recording
+from tui.sources.recording import read_items
 
 NESTED = b'{"type":"step","a":' + b"[" * 100_000
 SIZE = (80, 24)
@@ -72,3 +73,36 @@ async def totals(path, capsys):
     capsys.readouterr()
     assert await play_once(path, None, True, SIZE, Look()) == 0
     return capsys.readouterr().out
+
+
+HEAD = b'{"type":"source","source":0,"name":"a","url":"http://127.0.0.1:1"}\n'
+
+
+@pytest.mark.parametrize("of_sources", [True, False])
+@pytest.mark.parametrize("blank", [b"\n" * (1 << 20), b" " * (1 << 20) + b"\n", b"\r\n" * (1 << 19)])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_empty_lines_without_end_are_no_recording(recording, tmp_path, name, blank, of_sources):
+    first = HEAD if of_sources else encode(recording[0]) + b"\n"
+    reads = read_items if of_sources else read_recording
+    for before, items in ((b"", 0), (first, 1)):
+        path = written(tmp_path / name, before + blank)
+        found = []
+        with pytest.raises(RecordingError, match=r"65,536 bytes of empty lines up to line \d"):
+            found.extend(reads(path))
+        assert len(found) == items
+    assert not is_of_sources(written(tmp_path / name, blank))
+    some = b"\n" * 60_000
+    assert len(list(reads(written(tmp_path / name, some + first + some)))) == 1
+
+
+@pytest.mark.parametrize("of_sources", [True, False])
+def test_a_gzip_file_of_empty_parts_without_end_is_told(recording, tmp_path, of_sources):
+    first = HEAD if of_sources else encode(recording[0]) + b"\n"
+    reads = read_items if of_sources else read_recording
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(first) + gzip.compress(b"") * 20_000 + gzip.compress(b"never read"))
+    items = reads(path)
+    assert len(list(items)) == 1
+    assert items.note == "damaged (1,000 empty parts) at line 2"
+    path.write_bytes((gzip.compress(b"") * 900).join((gzip.compress(first[:9]), gzip.compress(first[9:]), b"")))
+    assert len(list(reads(path))) == 1
