@@ -36,7 +36,8 @@ class StandIn:
 
     `mode`: of its metrics alone; `edit`: what becomes of a page before it is sent; `advance`: called before each page
     with the seconds since the last one; `moved_to`: the address that a redirect leads to; `slots`: rows of llama.cpp's
-    /slots, None: there is none (501).
+    /slots, None: there is none (501); `words`: what /detokenize makes of token ids, None: there is none, or `wordless`
+    is the status of its answers. `detokenized`: the bodies of these questions.
     `asked`: the paths of all requests, in order; `most_at_once`: requests that were being answered together.
     """
 
@@ -60,6 +61,9 @@ class StandIn:
         self.mode: Mode = "ok"
         self.moved_to = "https://elsewhere.example"
         self.slots: list[dict[str, Any]] | None = None
+        self.words: Callable[[Sequence[int]], object] | None = None
+        self.wordless = 404
+        self.detokenized: list[dict[str, Any]] = []
         self.edit: Callable[[str], str] = lambda text: text
         self.advance: Callable[[EngineFigures, float], None] | None = None
         self.asked: list[str] = []
@@ -134,6 +138,8 @@ class StandIn:
                 return web.json_response({"error": {"message": "a key is needed"}}, status=401)
             if request.path == self.path:
                 return await self._metrics(request)
+            if request.path == "/detokenize" and request.method == "POST":
+                return self._detokenize(await request.json())
             return self._other(request.path)
         finally:
             self._at_once -= 1
@@ -155,6 +161,13 @@ class StandIn:
                 return web.json_response({"error": {"message": "start the server with --slots"}}, status=501)
             return web.json_response(self.slots)
         return web.json_response({"detail": "Not Found"}, status=404)
+
+    def _detokenize(self, body: dict[str, Any]) -> web.Response:
+        """As vLLM and SGLang do, whose names for the text differ."""
+        self.detokenized.append(body)
+        if self.words is None:
+            return web.json_response({"detail": "Not Found"}, status=self.wordless)
+        return web.json_response({"text" if self.kind == "sglang" else "prompt": self.words(body["tokens"])})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         now = time.monotonic()

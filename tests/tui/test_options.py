@@ -49,7 +49,7 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
     for option in OPTIONS:
         if option.name == "config":
             continue
-        text = texts.get(option.name, "2" if option.parse else "1")
+        text = texts.get(option.name, "2" if option.parse else "0" if option.default else "1")
         if option.name in ("admin_key_file", "api_key_file"):
             (config.parent / "key").write_text("from-the-file")
             text = str(config.parent / "key")
@@ -62,7 +62,8 @@ def test_every_option_can_come_from_each_place(config, monkeypatch):
         monkeypatch.setenv(option.variable, text)
         from_environment = getattr(options(*arguments), option.name)
         monkeypatch.delenv(option.variable)
-        given = [option.flag, text] if option.parse else [option.flag]
+        switch = option.flag.replace("--", "--no-", 1) if option.default else option.flag
+        given = [option.flag, text] if option.parse else [switch]
         assert from_file == from_environment == getattr(options(*arguments, *given), option.name) != option.default
 
 

@@ -11,8 +11,11 @@ from tests.servers.pages import EngineFigures
 from tests.servers.stand_in import StandIn, busy
 from tests.tui.sources.heard import told
 from tests.tui.sources.waiting import until
+from tui.attached import Said
+from tui.focus import FIRST_FOCUS
 from tui.sources.attach import Attach
 from tui.sources.player import SourcePlayer
+from tui.sources.report import encode, server_report
 from tui.sources.targets import HttpSettings, KvEndpoint, target, with_kv
 
 KEY, ADMIN, HEADER, USER, PASSWORD = (
@@ -22,7 +25,7 @@ KEY, ADMIN, HEADER, USER, PASSWORD = (
     "planted-user",
     "planted-pw",
 )
-PROMPT, HOME = "planted words of somebody", "planted-home"
+PROMPT, SPOKEN, HOME = "planted words of somebody", "planted opening of a prompt", "planted-home"
 MODEL = f"/home/{HOME}/models/weights-7b"
 TOKENS = (48_112_001, 48_112_002, 48_112_003, 48_112_004)
 
@@ -33,6 +36,7 @@ async def test_what_is_recorded_of_real_servers_is_nobodys_secret_and_plays_back
     vllm = StandIn("vllm", [EngineFigures(model=MODEL)], version="0.11.0")
     llama = StandIn("llama.cpp", [EngineFigures(model=MODEL)], key=KEY)
     llama.slots = [{"id": 0, "is_processing": True, "n_ctx": 512, "prompt": PROMPT, "id_task": 4}]
+    vllm.words = lambda tokens: SPOKEN
     vllm.advance = llama.advance = busy
     locked = StandIn("sglang", key="another")
     async with vllm, llama, locked:
@@ -51,12 +55,21 @@ async def test_what_is_recorded_of_real_servers_is_nobodys_secret_and_plays_back
             await until(lambda: all(source.tape.looks_seen > 2 for source in sources))
             publisher.publish(BlockStored((11, 12), None, TOKENS, 2, lora=MODEL))
             await until(lambda: sources[0].view().kv[0].heard)
+            attach.shown.selected = sources[0].name
+            texts = attach.shown.frame(FIRST_FOCUS, Said()).prefixes
+            await until(lambda: texts.of(TOKENS) == SPOKEN)  # the screen has it
             recorder.start(str(path))
             publisher.publish(BlockStored((13,), 12, TOKENS[:2], 2, lora=MODEL))
             await until(lambda: sources[0].view().kv[0].heard == 2)
             seen = [source.tape.looks_seen for source in sources]
             await until(lambda: all(one.tape.looks_seen > n + 2 for one, n in zip(sources, seen, strict=True)))
             recorder.stop()
+            (run,) = sources[0].view().kv[0].tree.runs()
+            assert sources[0].view().kv[0].tree.opening(run, 9) == (*TOKENS, *TOKENS[:2])
+            paused = sources[0].view(sources[0].items).kv[0].tree  # the past has none
+            assert [paused.opening(run, 9) for run in paused.runs()] == [()]
+            reports = encode(server_report(sources[0].view(), 5.0))
+            assert not any(secret in reports for secret in (SPOKEN, *map(str, TOKENS)))
             live = [source.view() for source in sources]
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -64,7 +77,7 @@ async def test_what_is_recorded_of_real_servers_is_nobodys_secret_and_plays_back
     assert any(KEY in header.get("Authorization", "") for header in llama.headers)  # it was sent indeed,
     assert any(HEADER in header.values() for header in vllm.headers)
     written = path.read_text()
-    for secret in (KEY, ADMIN, HEADER, USER, PASSWORD, PROMPT, HOME, *map(str, TOKENS)):
+    for secret in (KEY, ADMIN, HEADER, USER, PASSWORD, PROMPT, SPOKEN, HOME, *map(str, TOKENS)):
         assert secret not in written, secret
     assert {json.loads(line)["type"] for line in written.splitlines()} >= {"source", "scrape", "failed", "slots", "kv"}
     player = SourcePlayer(path, float("inf"))

@@ -11,7 +11,9 @@ from tui.prefix_texts import PrefixTexts
 
 BRIEF, WHOLE = 32, 128  # token ids: of a row, and of the inspector
 _ESCAPE = re.compile(
-    r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*|\x1b[ -/]*[0-~]?"
+    r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]?"
 )
 _BLANK = re.compile(r"\s+")
 
