@@ -54,8 +54,8 @@ from tests.fuzz.trace_readers import lengths_seeds, read_lengths, read_trace_as,
 from tests.loadgen.results.sample_runs import completed, failed, header, write_run
 from tests.tui.simulated import simulate
 from tui import options as screen_options
-from tui.cli import OPTIONS as SCREEN_OPTIONS
 from tui.client import UNDECODED, _events
+from tui.command_line import OPTIONS as SCREEN_OPTIONS
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
 from tui.recording import RecordingError, read_heads, read_recording

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tui.cli import main, parse
+from tui.cli import main
+from tui.command_line import parse
 
 RECORDING = Path(__file__).with_name("recording.jsonl.gz")
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tui import cli, focus, themes
-from tui.cli import OPTIONS, parse
+from tui import command_line, focus, themes
+from tui.command_line import OPTIONS, parse
 from tui.options import without_options
 
 
@@ -121,8 +121,8 @@ def test_play_has_options_of_its_own(capsys):
 
 
 def test_words_listed_in_the_command_line_are_those_there_are():
-    assert ("auto", *themes.THEMES) == cli._THEMES
-    assert cli._PANELS == focus.PANELS
+    assert ("auto", *themes.THEMES) == command_line._THEMES
+    assert command_line._PANELS == focus.PANELS
 
 
 def test_a_key_is_given_by_itself_or_in_a_file_and_never_told(tmp_path, monkeypatch, capsys):
@@ -188,4 +188,4 @@ def test_keys_are_taken_off_the_command_line_of_a_page():
 
 def test_secrets_of_servers_are_taken_off_it_too():
     given = ["--api-key", "a", "--header=X: b", "--url", "http://h", "--header", "Y: c", "--api-key-file", "d"]
-    assert without_options(given, cli._SECRET) == ["--url", "http://h"]
+    assert without_options(given, command_line.SECRET) == ["--url", "http://h"]

@@ -7,7 +7,8 @@ from base64 import b64encode
 
 import pytest
 
-from tui.cli import main, parse
+from tui.cli import main
+from tui.command_line import check, parse
 from tui.sources.targets import (
     HttpSettings,
     KvEndpoint,
@@ -211,11 +212,9 @@ def test_the_admin_key_is_for_one_server_and_for_no_fleet():
 
 
 def test_unchecked_certificates_are_warned_of(capsys):
-    from tui.cli import _check
-
     for url, warned in (("https://h", True), ("http://h", False)):
         parser, options = parse(["--url", url, "--insecure"])
-        _check(parser, options, terminal=False)
+        check(parser, options, terminal=False)
         assert ("warning: --insecure: certificates are not checked" in capsys.readouterr().err) == warned
 
 
