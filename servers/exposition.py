@@ -58,6 +58,17 @@ def samples(text: str, names: Mapping[str, str]) -> Samples:
     return found
 
 
+def refused(text: str, names: Mapping[str, str]) -> Samples:
+    """Of a page that can be read: what is no number of anything, as it is told."""
+    found: dict[str, dict[Labels, float]] = {}
+    for line in _lines(text, names):
+        match = _LINE.fullmatch(line)
+        if match is not None and math.isnan(counted(value := float(match[2]))):
+            name, labels = _series[match[1]]
+            found.setdefault(names[name], {})[labels] = value
+    return found
+
+
 def known(text: str, names: Iterable[str]) -> str:
     """The lines of the names alone, without exemplars: these may carry ids of requests."""
     kept = []

@@ -21,6 +21,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from servers.dialects import DIALECTS, Dialect
+from servers.doubts import MOST_SHARE, Doubt, doubts
 from servers.exposition import Samples, known, samples
 from servers.names import SPELLINGS, engine_of, first_told, joined, levels, parse, texts, told
 from servers.sized_cache import ENTRY_BYTES, SizedCache, bytes_of
@@ -120,10 +121,12 @@ _LAYOUTS: WeakValueDictionary[int, Layout] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """By term: counters and histograms by series, gauges by engine. What is not a number there is not told."""
+    """By term: counters and histograms by series, gauges by engine. What is not a number there is not told, and gauges
+    that are not believed are in `doubts` alone."""
 
     layout: Layout
     values: array[float] = field(repr=False)
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -174,18 +177,25 @@ class Reading:
             {t: {engine: values[engine]} for t, values in self.gauges.items() if engine in values},
             {t: found for t, buckets in self.histograms.items() if (found := _of(buckets, engine))},
             self.facts,
+            [doubt for doubt in self.doubts if doubt.engine == engine or doubt.engine not in self.engines],
         )
+
+    def doubt(self, term: str) -> str:
+        """Why a gauge that is told is not believed; empty where there is none."""
+        return next((doubt.why for doubt in self.doubts if doubt.term == term), "")
 
     def totals(self) -> dict[str, float]:
         """Each gauge over all engines: counts added up, shares of KV memory weighted by it.
 
-        A share of unknown memory has no total over several engines, nor has memory that not all of them tell."""
+        A share of unknown memory has no total over several engines, nor has memory that not all of them tell, nor what
+        one of them tells that is not believed."""
+        doubted = {doubt.term for doubt in self.doubts}
         gauges = self.gauges
         shares = gauges.get("kv_usage", {})
         capacities = gauges.get("kv_capacity", {})
         totals = {}
         for term, values in gauges.items():
-            if term in ("kv_capacity", "kv_used") and not shares.keys() <= values.keys():
+            if term in doubted or (term in ("kv_capacity", "kv_used") and not shares.keys() <= values.keys()):
                 continue
             if term not in SHARES:
                 totals[term] = sum(values.values())
@@ -210,6 +220,7 @@ def reading(
     gauges: Mapping[str, Mapping[Engine, float]] | None = None,
     histograms: Mapping[str, Mapping[Labels, Buckets]] | None = None,
     facts: Mapping[str, str] | None = None,
+    doubted: Iterable[Doubt] = (),
 ) -> Reading:
     """A reading of what is known; its layout is shared with all that are alike."""
     values = array("d")
@@ -229,7 +240,7 @@ def reading(
             values.append(math.nan if buckets.total is None else buckets.total)
     layout = Layout(kind, tuple(sorted((facts or {}).items())), tuple(series), tuple(levels), tuple(bounded))
     shared = _LAYOUTS.setdefault(hash(layout), layout)
-    return Reading(shared if shared == layout else layout, values)
+    return Reading(shared if shared == layout else layout, values, tuple(doubted))
 
 
 def read(text: str) -> Reading | None:
@@ -241,12 +252,14 @@ def read(text: str) -> Reading | None:
         if all(mark.search(text) for mark in _MARKS[dialect.kind]):
             found = samples(text, SPELLINGS[dialect.kind])
             if found:
+                gauges = _gauges(dialect, found)
                 return reading(
                     dialect.kind,
                     _counters(dialect, found),
-                    _gauges(dialect, found),
+                    gauges,
                     _histograms(dialect, found),
                     _facts(dialect, found),
+                    doubts(dialect, found, gauges, text),
                 )
     return None
 
@@ -285,14 +298,11 @@ def _gauges(dialect: Dialect, found: Samples) -> dict[str, dict[Engine, float]]:
         for text in alternatives:
             values = levels(parse(text), found, share=term in SHARES)
             if term in SHARES:
-                values = {engine: min(share, 1.0) for engine, share in values.items() if share <= _MOST}
+                values = {engine: min(share, 1.0) for engine, share in values.items() if share <= MOST_SHARE}
             if values:
                 gauges[term] = values
                 break
     return joined(gauges)
-
-
-_MOST = 1.05  # a share beyond that is none: old servers told some in percent
 
 
 def _histograms(dialect: Dialect, found: Samples) -> dict[str, dict[Labels, Buckets]]:

@@ -274,3 +274,17 @@ def test_steps_of_several_engines_are_said_to_be_of_all():
     one = watched.frame(several, Focus(server=ServerFocus(engine=("m", "1"))))
     assert "of all engines" not in text("batch", one)
     assert "of all engines" not in text("batch", watched.frame(watched.server("vllm")))
+
+
+@pytest.mark.parametrize(("told", "why"), [("7", "it tells 700 %"), ("-1", "it tells -100 %")])
+def test_a_share_that_cannot_be_is_not_shown_and_the_reason_says_what_was_told(told, why):
+    made = Looks()
+    for second in range(2):
+        made.add(Look(watched.BEGIN + second, read(f'vllm:kv_cache_usage_perc{{engine="0"}} {told}\n')))
+    assert f"— KV memory: {why}, which no memory has" in said(
+        text("blocks", watched.frame(watched.server("vllm", made=made)))
+    )
+    two = Looks()
+    other = 'vllm:kv_cache_usage_perc{engine="1"} 0.5\n'
+    two.add(Look(watched.BEGIN, read(f'vllm:kv_cache_usage_perc{{engine="0"}} {told}\n{other}')))
+    assert f"used, by 1 engine · {why}" in said(text("blocks", watched.frame(watched.server("vllm", made=two))))

@@ -168,8 +168,8 @@ def _usage(seen: Seen, inner: int, look: Look) -> list[Line]:
     if share is None:
         shares = seen.gauges("kv_usage").values()
         between = f"{figures.percent(min(shares))} to {figures.percent(max(shares))}"
-        parts = [[(between, seen.role("value")), (f" used, by {len(shares):,} engines", "dim")]]
-        parts.append([("how much each has is not told: no mean", "dim")])
+        parts = [[(between, seen.role("value")), (f" used, by {figures.plural(len(shares), 'engine')}", "dim")]]
+        parts.append([(seen.doubt("kv_usage") or "how much each has is not told: no mean", "dim")])
     used = seen.gauge("kv_used")
     if capacity:
         if used is not None:

@@ -115,10 +115,16 @@ class Seen:
         """Whether the newest reading has a term at all."""
         return term in self.told
 
+    def doubt(self, term: str) -> str:
+        """Why a gauge that is told is not believed; empty where there is none."""
+        return self.reading.doubt(term) if self.reading is not None else ""
+
     def why(self, term: str, *panels: str) -> str:
         """Why a figure is not there: the server does not tell it, or it has not been read long enough."""
         if self.reading is None:
             return words.unread(self.server)
+        if doubt := self.doubt(term):
+            return doubt
         if not self.tells(term):
             if self.engine is not None and term in self._of_all:
                 return words.NOT_BY_ENGINE
