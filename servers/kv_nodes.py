@@ -18,6 +18,7 @@ Above = Literal["start", "block", "unseen", "removed"]
 REMEMBERED = 50_000  # hashes of blocks that went, to know them when they are computed again
 COUNTED = ("stored", "evicted", "again", "unknown_parents", "unknown_removals")
 OPENING = 32  # token ids that are kept of a block
+_TOKEN = array("I").itemsize  # bytes
 
 
 class Node:
@@ -107,13 +108,15 @@ class Space:
         if not size or len(event.token_ids) != size * len(event.hashes):
             return
         try:
-            packed = array("I", event.token_ids)
+            packed = array("I", event.token_ids).tobytes()
         except OverflowError:
             return
-        for index, block_hash in enumerate(event.hashes):
-            if self._is_resident(block_hash):
-                first = size * index
-                self.openings[block_hash] = packed[first : first + min(size, OPENING)].tobytes()
+        nodes, openings = self.nodes, self.openings
+        step, width = _TOKEN * size, _TOKEN * min(size, OPENING)
+        for first, block_hash in zip(range(0, len(packed), step), event.hashes, strict=True):
+            node = nodes.get(block_hash)
+            if node is not None and node.media:
+                openings[block_hash] = packed[first : first + width]
         if len(self.openings) > most:
             # The oldest go first, but after all of them those that a run begins with: they are its name.
             for block_hash in sorted(self.openings, key=self._begins_run)[: len(self.openings) - most // 2]:

@@ -38,7 +38,7 @@ class Stage:
 
     async def read(self, *tokens):
         """Look at them until all are known, as a screen does."""
-        await until(lambda: all([self.reader.of(one) for one in tokens]))
+        await until(lambda: "" not in {self.reader.of(one) for one in tokens})  # it looks at all of them
         return [self.reader.of(one) for one in tokens]
 
     def known(self, kind, version="1"):

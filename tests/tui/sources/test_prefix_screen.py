@@ -1,4 +1,4 @@
-"""The live screen of a server with KV events: prefixes by their texts, which are gone when it is paused or switched off."""
+"""The live screen of a server with KV events: prefixes by their texts, but not while it is paused or without texts."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ async def test_prefixes_are_told_by_their_texts_until_the_screen_is_paused(kind)
         await screen.until(lambda: all(f'"{words}"' in screen.text("sharing") for words in WORDS.values()))
         asked = len(server.detokenized)
         assert asked == 3
+        looks = server.metrics_asked
+        await screen.until(lambda: server.metrics_asked > looks + 2)  # what is paused is a look
         await screen.press("space")
         paused = screen.text("sharing")
         assert "#000000" in paused
