@@ -61,14 +61,21 @@ class LedgersFocus:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestsFocus:
+class TableFocus:
     """`sort` is the name of a column. `top`: the first row shown; `follow`: rows move with the selected one."""
 
-    sort: str = "arrived"
+    sort: str
     descending: bool = False
     filter: str = ""
     top: int = 0
     follow: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsFocus(TableFocus):
+    """The request that is selected is so in all panels: see `Focus`."""
+
+    sort: str = "arrived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +86,11 @@ class ControlFocus:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetFocus:
-    """`row`: the name of the server under the cursor, None: the first. `sort` is the name of a column."""
+class FleetFocus(TableFocus):
+    """`row`: the name of the server under the cursor, None: the first."""
 
-    row: str | None = None
     sort: str = "as named"
-    descending: bool = False
-    filter: str = ""
-    top: int = 0
-    follow: bool = True
+    row: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

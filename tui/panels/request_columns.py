@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.protocol import RequestState
 from tui import figures
 from tui.focus import RequestsFocus
-from tui.panels import stays
+from tui.panels import stays, table
 from tui.view import View
 
 Value = str | float | None  # None: not measured
@@ -23,16 +23,11 @@ LEAST_ID, MOST_ID = 8, 36  # cells
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`values` are of any requests at once; `place`: columns with greater ones give way first."""
+class Column(table.Column):
+    """`values` are of any requests at once."""
 
-    name: str
-    head: str
-    width: int
-    place: int
     values: Values
     text: Callable[[Value], str]
-    words: bool = False  # set left, and sorted from a to z at first
 
 
 def _figure(value: Value) -> str:
