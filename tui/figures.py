@@ -12,6 +12,17 @@ def count(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{round(value):,}"
 
 
+def brief(value: float, rounding: Callable[[float], int] = round) -> str:
+    """A number from 0 on in at most five characters, where there is no room for more."""
+    for unit in ("", "k", "M", "G", "T"):
+        if unit and value < 9.95:
+            return f"{rounding(value * 10) / 10:.1f}{unit}"
+        if rounding(value) < 1000:
+            return f"{rounding(value)}{unit}"
+        value /= 1000
+    return f"{value * 1e15:.0e}"
+
+
 def percent(share: float | None) -> str:
     """`share` of 1 as percent: one decimal below ten, where it matters, and where all but a little is not all."""
     if share is None:

@@ -9,6 +9,7 @@ from tui import figures
 from tui.commands import Ask, Key, Open, Reaction, Say
 from tui.focus import FleetFocus, Focus
 from tui.look import Look
+from tui.panels import table
 from tui.panels.fleet_columns import (
     BY_NAME,
     COLUMNS,
@@ -25,6 +26,7 @@ from tui.panels.fleet_columns import (
 from tui.panels.ledgers import WINDOWS
 from tui.panels.line import Line, box, clean, cut
 from tui.panels.server import words
+from tui.panels.table import Shown
 from tui.sources import fleet as figures_of
 from tui.sources.fleet import Row, Totals
 from tui.sources.view import FleetView
@@ -38,7 +40,6 @@ KEYS: tuple[Key, ...] = (
     Key("+ -", "over a longer or shorter time"),
     Key("home end", "the first, the last"),
 )
-WHEEL_ROWS = 3
 ROOMY = 12  # lines from which on there is a rule above the totals, and a line for the server under the cursor
 TOTAL_ROWS = 2
 _CELL, _NAME = 26, 10  # cells of a figure that has no column, and of its name
@@ -46,19 +47,14 @@ _CELL, _NAME = 26, 10  # cells of a figure that has no column, and of its name
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """`rows` are in the order shown; `drawn` of them from `top` on are. `plot`: cells of that behind the columns."""
+    """`rows` are in the order shown. `plot`: cells of that behind the columns."""
 
     columns: tuple[tuple[Column, int], ...]
     plot: int
     all: tuple[Row, ...]
     rows: list[Row]
-    top: int
-    drawn: int
+    shown: Shown
     roomy: bool
-
-    @property
-    def shown(self) -> list[Row]:
-        return self.rows[self.top : self.top + self.drawn]
 
     @property
     def label(self) -> int:
@@ -75,14 +71,10 @@ def _table(fleet: FleetView, focus: Focus, width: int, height: int) -> _Table:
     every = figures_of.rows(fleet, focus.ledgers.window)
     rows = ordered(every, focus.fleet)
     inner, roomy = height - 2, height >= ROOMY
-    drawn = max(0, min(len(rows), inner - 1 - TOTAL_ROWS - (2 if roomy else 0)))
-    top = max(0, min(focus.fleet.top, len(rows) - drawn))
-    if focus.fleet.follow and drawn:
-        at = _at(rows, focus.fleet)
-        if at is not None:
-            top = min(max(top, at - drawn + 1), at)
+    room = inner - 1 - TOTAL_ROWS - (2 if roomy else 0)
+    shown = Shown.of(focus.fleet, len(rows), room, _at(rows, focus.fleet))
     columns, cells = fitting(width - 2, _longest(every))
-    return _Table(columns, cells, every, rows, top, drawn, roomy)
+    return _Table(columns, cells, every, rows, shown, roomy)
 
 
 def _longest(rows: Sequence[Row]) -> int:
@@ -100,26 +92,26 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     fleet, focus = frame.fleet, frame.focus
     if fleet is None:
         return box("fleet", [], [], width, height, look.glyphs, front=True)
-    table = _table(fleet, focus, width, height)
-    at = _at(table.rows, focus.fleet)
-    body = [_heads(table, focus, look), *_rows(table, at, look)]
-    if not table.rows:
+    servers = _table(fleet, focus, width, height)
+    at = _at(servers.rows, focus.fleet)
+    body = [_heads(servers, focus, look), *_rows(servers, at, look)]
+    if not servers.rows:
         wanted = clean(focus.fleet.filter)
-        body.append([(f' no server has "{wanted}": / changes that' if table.all else " no servers", "dim")])
-    lines = height - 2 - TOTAL_ROWS - (2 if table.roomy else 0)
+        body.append([(f' no server has "{wanted}": / changes that' if servers.all else " no servers", "dim")])
+    lines = height - 2 - TOTAL_ROWS - (2 if servers.roomy else 0)
     if at is not None:
-        also = _also(table, table.rows[at], width - 2, look)
+        also = _also(servers, servers.rows[at], width - 2, look)
         if len(body) + 1 + len(also) <= lines:
             body += [[] for _ in range(lines - len(body) - len(also))] + also
     body += [[] for _ in range(lines - len(body))]
-    if table.roomy:
+    if servers.roomy:
         body.append([(look.glyphs.rest * (width - 2), "border")])
-    body += _totals(table, width - 2, look)
-    if table.roomy:
-        body.append(_told(table.rows[at], width - 2, look) if at is not None else [])
+    body += _totals(servers, width - 2, look)
+    if servers.roomy:
+        body.append(_told(servers.rows[at], width - 2, look) if at is not None else [])
     legend: Line = [(f" rates and quantiles of the last {_span(focus.ledgers.window)} ", "dim")]
     return box(
-        _title(table, focus.fleet, width),
+        _title(servers, focus.fleet, width),
         [],
         body,
         width,
@@ -135,55 +127,45 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _title(table: _Table, focus: FleetFocus, width: int) -> str:
+def _title(servers: _Table, focus: FleetFocus, width: int) -> str:
     """How many of how many, in which order, and of which kind."""
-    count, name = len(table.rows), sorted_by(focus)
+    count, name = len(servers.rows), sorted_by(focus)
     wanted = clean(focus.filter.strip())
     by = name if name == "as named" else f"by {name}"
     if width < 60:
-        return f"fleet {table.drawn:,}/{count:,} {by}" + (f" /{wanted}" if wanted else "")
+        return f"fleet {servers.shown.drawn:,}/{count:,} {by}" + (f" /{wanted}" if wanted else "")
     order = {"as named": "the last first" if focus.descending else ""}.get(
         name, "falling" if focus.descending else "rising"
     )
-    kind = f' with "{wanted}", {len(table.all):,} in all' if wanted else ""
-    return f"fleet, {table.drawn:,} of {count:,} shown{kind}, {by}" + (f", {order}" if order else "")
+    kind = f' with "{wanted}", {len(servers.all):,} in all' if wanted else ""
+    return f"fleet, {servers.shown.drawn:,} of {count:,} shown{kind}, {by}" + (f", {order}" if order else "")
 
 
-def _heads(table: _Table, focus: Focus, look: Look) -> Line:
-    """Names of the columns; a mark beside the one that is sorted by, which way it goes."""
-    mark = look.glyphs.down_open if focus.fleet.descending else "^"
-    line: Line = [(" ", "text")]
-    for column, width in table.columns:
-        chosen = column.name == sorted_by(focus.fleet)
-        text = column.head[: width - 1] + mark if chosen else column.head
-        line += [(_set(column, text, width), "selected" if chosen else "dim"), (" ", "text")]
-    if table.plot:
-        line.append((f" out, {_span(focus.ledgers.window)}"[: table.plot + 1], "dim"))
+def _heads(servers: _Table, focus: Focus, look: Look) -> Line:
+    line = table.heads(servers.columns, sorted_by(focus.fleet), focus.fleet.descending, look)
+    if servers.plot:
+        line.append((f" out, {_span(focus.ledgers.window)}"[: servers.plot + 1], "dim"))
     return line
 
 
-def _set(column: Column, text: str, width: int) -> str:
-    return f"{text[:width]:<{width}}" if column.words else f"{text[:width]:>{width}}"
-
-
-def _rows(table: _Table, at: int | None, look: Look) -> list[Line]:
+def _rows(servers: _Table, at: int | None, look: Look) -> list[Line]:
     out: list[Line] = []
-    for index, row in enumerate(table.shown, table.top):
+    for index, row in enumerate(servers.rows[servers.shown.rows], servers.shown.top):
         chosen = index == at
         line: Line = [(look.glyphs.right if chosen else " ", "selected")]
-        for column, width in table.columns:
+        for column, width in servers.columns:
             value = column.value(row)
             role = "selected" if chosen else _role(row, column, value)
-            line += [(_set(column, _fit(column, value, width, look), width), role), (" ", "text")]
-        if table.plot:
-            line += [(" ", "text"), (plot(row, table.plot, look), "speed" if row.tells else "dim")]
+            line += [(column.cell(_fit(column, value, width, look), width), role), (" ", "text")]
+        if servers.plot:
+            line += [(" ", "text"), (plot(row, servers.plot, look), "speed" if row.tells else "dim")]
         out.append(line)
     return out
 
 
 def _fit(column: Column, value: Value, width: int, look: Look) -> str:
     """Names differ at their ends as often as at their beginnings: what is left out is in the middle."""
-    text = column.text(value)
+    text = column.fitted(value, width)
     if len(text) <= width or column.name not in ("name", "model"):
         return text
     more = look.glyphs.more
@@ -201,20 +183,20 @@ def _role(row: Row, column: Column, value: Value) -> str:
     return "dim" if value is None or not row.tells else "text"
 
 
-def _totals(table: _Table, inner: int, look: Look) -> list[Line]:
+def _totals(servers: _Table, inner: int, look: Look) -> list[Line]:
     """What those do together that tell now, and under each figure how many do, where that is not all of them."""
-    totals = figures_of.totals(table.rows)
-    telling = [row for row in table.rows if row.tells]
-    label = table.label
+    totals = figures_of.totals(servers.rows)
+    telling = [row for row in servers.rows if row.tells]
+    label = servers.label
     sums: Line = [(f"{' total':<{label}}"[:label], "title")]
     told: Line = [(f"{_of(totals, label - 1):<{label}}"[:label], "dim" if len(telling) == totals.servers else "warn")]
-    for column, width in table.columns:
+    for column, width in servers.columns:
         if column.words:
             continue
         value = column.total(totals)
-        sums += [(_set(column, column.text(value), width), "dim" if value is None else "value"), (" ", "text")]
+        sums += [(column.cell(column.fitted(value, width), width), "dim" if value is None else "value"), (" ", "text")]
         count = sum(column.value(row) is not None for row in telling)
-        told += [(_set(column, f"of {count}" if 0 < count < len(telling) else "", width), "dim"), (" ", "text")]
+        told += [(column.cell(part(count, width) if 0 < count < len(telling) else "", width), "dim"), (" ", "text")]
     return [sums, told]
 
 
@@ -222,6 +204,8 @@ def _of(totals: Totals, room: int) -> str:
     """Of how many servers totals are: those that do not tell now have no part in them."""
     count = len(totals.parts)
     words = f" of {count:,} of {totals.servers:,}" if count < totals.servers else f" of all {totals.servers:,}"
+    if len(words) > room:
+        words = f" {figures.brief(count)}/{figures.brief(totals.servers)}"
     return words + " that tell now" if len(words) + 14 <= room else words
 
 
@@ -239,9 +223,9 @@ def _told(row: Row, inner: int, look: Look) -> Line:
     return cut(line, inner, look.glyphs.more)
 
 
-def _also(table: _Table, row: Row, inner: int, look: Look) -> list[Line]:
+def _also(servers: _Table, row: Row, inner: int, look: Look) -> list[Line]:
     """What the server under the cursor tells that no column has room for, where lines are left."""
-    shown = {column.name for column, _ in table.columns}
+    shown = {column.name for column, _ in servers.columns}
     cells: list[Line] = []
     for column in COLUMNS:
         if column.name in shown:
@@ -264,11 +248,11 @@ def _late(row: Row) -> str:
 
 def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
     """All about the server under the cursor."""
-    table = _table(frame.fleet, frame.focus, inner, ROOMY) if frame.fleet is not None else None
-    at = _at(table.rows, frame.focus.fleet) if table is not None else None
-    if table is None or at is None:
+    servers = _table(frame.fleet, frame.focus, inner, ROOMY) if frame.fleet is not None else None
+    at = _at(servers.rows, frame.focus.fleet) if servers is not None else None
+    if servers is None or at is None:
         return "server", [[(" no server is selected", "dim")]]
-    row = table.rows[at]
+    row = servers.rows[at]
     server, link = row.server, row.server.link
     about: list[tuple[str, str, str]] = [
         ("address", clean(server.url), "text"),
@@ -317,9 +301,9 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
     return None
 
 
-def _open(table: _Table, focus: Focus) -> Reaction:
-    at = _at(table.rows, focus.fleet)
-    return Say("select a server first", bad=True) if at is None else Open(table.rows[at].name)
+def _open(servers: _Table, focus: Focus) -> Reaction:
+    at = _at(servers.rows, focus.fleet)
+    return Say("select a server first", bad=True) if at is None else Open(servers.rows[at].name)
 
 
 def _window(focus: Focus, by: int) -> Focus:
@@ -330,35 +314,24 @@ def _window(focus: Focus, by: int) -> Focus:
     return focus.but(ledgers=replace(focus.ledgers, window=window))
 
 
-def _move(table: _Table, focus: Focus, key: str) -> Reaction:
-    if not table.rows:
+def _move(servers: _Table, focus: Focus, key: str) -> Reaction:
+    if not servers.rows:
         return None
-    page = max(1, table.drawn)
-    by = {"up": -1, "down": 1, "pageup": -page, "pagedown": page}.get(key)
-    at = _at(table.rows, focus.fleet)
-    if by is None:
-        at = 0 if key == "home" else len(table.rows) - 1
-    elif at is not None:
-        at = max(0, min(len(table.rows) - 1, at + by))
-    else:  # the one selected is not shown: begin with what is seen
-        at = table.top if by > 0 else table.top + max(0, table.drawn - 1)
-    return focus.but(fleet=replace(focus.fleet, row=table.rows[at].name, top=table.top, follow=True))
+    at = servers.shown.moved(key, _at(servers.rows, focus.fleet))
+    return focus.but(fleet=replace(focus.fleet, row=servers.rows[at].name, top=servers.shown.top, follow=True))
 
 
-def _sort_beside(table: _Table, focus: Focus, by: int) -> Focus:
+def _sort_beside(servers: _Table, focus: Focus, by: int) -> Focus:
     """Sort by the next column that is shown; the order in which they were named always can be had."""
-    shown = {column.name for column, _ in table.columns}
+    shown = {column.name for column, _ in servers.columns}
     names = [name for name in SORTS if name in shown or name not in BY_NAME]
-    current = sorted_by(focus.fleet)
-    at = names.index(current) if current in names else 0
-    return _sort(focus, names[(at + by) % len(names)])
+    return _sort(focus, table.beside(names, sorted_by(focus.fleet), by))
 
 
 def _sort(focus: Focus, name: str) -> Focus:
-    """Figures with the greatest first, words from the first on; the same column again: inverted."""
-    same = sorted_by(focus.fleet) == name
-    falling = not focus.fleet.descending if same else name in BY_NAME and not BY_NAME[name].words
-    return focus.but(fleet=replace(focus.fleet, sort=name, descending=falling, top=0))
+    """Figures with the greatest first, words from the first on."""
+    falling = name in BY_NAME and not BY_NAME[name].words
+    return focus.but(fleet=table.sort(focus.fleet, name, sorted_by(focus.fleet), falling))
 
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
@@ -366,35 +339,23 @@ def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     if frame.fleet is None:
         return None
     focus = frame.focus
-    table = _table(frame.fleet, focus, width, height)
+    servers = _table(frame.fleet, focus, width, height)
     if y == 1:
-        name = _column_at(table.columns, x)
+        name = table.column_at(servers.columns, x)
         return focus if name is None else _sort(focus, name)
-    if 0 <= y - 2 < table.drawn and 0 < x < width - 1:
-        row = table.shown[y - 2]
+    if (at := servers.shown.row_at(x, y, width)) is not None:
+        row = servers.rows[at]
         if row.name == focus.fleet.row:
             return Open(row.name)
-        return focus.but(fleet=replace(focus.fleet, row=row.name, top=table.top))
+        return focus.but(fleet=replace(focus.fleet, row=row.name, top=servers.shown.top))
     return focus
-
-
-def _column_at(columns: Sequence[tuple[Column, int]], x: int) -> str | None:
-    start = 2
-    for column, width in columns:
-        if start <= x < start + width:
-            return column.name
-        start += width + 1
-    return None
 
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
     if frame.fleet is None:
         return None
-    table = _table(frame.fleet, frame.focus, width, height)
-    top = max(0, min(len(table.rows) - table.drawn, table.top + (-WHEEL_ROWS if up else WHEEL_ROWS)))
-    if top == table.top:
-        return None
-    return frame.focus.but(fleet=replace(frame.focus.fleet, top=top, follow=False))
+    scrolled = _table(frame.fleet, frame.focus, width, height).shown.scrolled(frame.focus.fleet, up)
+    return None if scrolled is None else frame.focus.but(fleet=scrolled)
 
 
 def answer(frame: Frame, what: str, text: str) -> Reaction:

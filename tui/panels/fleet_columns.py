@@ -14,6 +14,7 @@ from servers.terms import LIVE
 from tui import figures
 from tui.focus import FleetFocus
 from tui.look import Look
+from tui.panels import table
 from tui.panels.line import clean
 from tui.sources.fleet import Row, Totals, pace, series
 from tui.sources.view import Phase
@@ -37,17 +38,19 @@ assert set(PHASES) == set(get_args(Phase))
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """`value` is of a server, `total` of several; `place`: columns with greater ones give way first."""
+class Column(table.Column):
+    """`value` is of a server, `total` of several."""
 
-    name: str
-    head: str
-    width: int
-    place: int
     value: Callable[[Row], Value]
     total: Callable[[Totals], Value]
     text: Callable[[Value], str]
-    words: bool = False  # set left, and sorted from a to z at first
+    brief: Callable[[float], str] = figures.brief  # where the text has no room
+
+    def fitted(self, value: Value, width: int) -> str:
+        """In so many cells: a number that has no room is rounded, for one that is cut is another number."""
+        text = self.text(value)
+        number = _number(value)
+        return text if len(text) <= width or number is None else self.brief(number)
 
 
 def _word(value: Value) -> str:
@@ -85,6 +88,17 @@ def _bound(value: Value) -> str:
     return f"≤ {figures.at_most(number)}" if number >= 0 else f"> {figures.more_than(-number)}"
 
 
+def _brief_percent(share: float) -> str:
+    return f"{figures.brief(share * 100)}%"
+
+
+def _brief_bound(seconds: float) -> str:
+    """In hours."""
+    if seconds >= 0:
+        return f"≤ {figures.brief(seconds / 3600, math.ceil)} h"
+    return f"> {figures.brief(-seconds / 3600, math.floor)} h"
+
+
 def _number(value: Value) -> float | None:
     return None if value is None or isinstance(value, str) else value
 
@@ -97,7 +111,10 @@ def state(row: Row) -> str:
 
 
 def _age(seconds: float) -> str:
-    return f"{seconds / 3600:.0f} h" if seconds >= 3600 else figures.seconds(seconds)
+    if seconds < 3600:
+        return figures.seconds(seconds)
+    hours = seconds / 3600
+    return f"{hours:.0f} h" if hours < 99.5 else f"{figures.brief(hours / 24)} d"
 
 
 def kind(row: Row) -> str | None:
@@ -172,16 +189,16 @@ COLUMNS: tuple[Column, ...] = (
     Column("model", "model", 18, 12, models, _no_total, _word, words=True),
     Column("running", "run", 5, 2, **_gauge("running"), text=_count),
     Column("waiting", "wait", 5, 4, **_gauge("waiting"), text=_count),
-    Column("KV", "KV", 6, 3, **_gauge("kv_usage"), text=_percent),
+    Column("KV", "KV", 6, 3, **_gauge("kv_usage"), text=_percent, brief=_brief_percent),
     Column("capacity", "KV tokens", 9, 16, **_gauge("kv_capacity"), text=_tokens),
-    Column("hit rate", "hits", 6, 7, _hit_rate, lambda totals: totals.hit_rate, _percent),
+    Column("hit rate", "hits", 6, 7, _hit_rate, lambda totals: totals.hit_rate, _percent, brief=_brief_percent),
     Column("out tok/s", "out tok/s", 9, 5, **_paced("generation_tokens"), text=_rate),
     Column("in tok/s", "in tok/s", 9, 9, **_paced("prompt_tokens"), text=_rate),
     Column("req/s", "req/s", 6, 10, **_counter("requests"), text=_rate),
-    Column("TTFT p50", "TTFT p50", 9, 11, **_quantile("ttft", 50), text=_bound),
-    Column("TTFT p99", "TTFT p99", 9, 6, **_quantile("ttft", 99), text=_bound),
-    Column("ITL p50", "ITL p50", 9, 17, **_quantile("itl", 50), text=_bound),
-    Column("ITL p99", "ITL p99", 9, 13, **_quantile("itl", 99), text=_bound),
+    Column("TTFT p50", "TTFT p50", 9, 11, **_quantile("ttft", 50), text=_bound, brief=_brief_bound),
+    Column("TTFT p99", "TTFT p99", 9, 6, **_quantile("ttft", 99), text=_bound, brief=_brief_bound),
+    Column("ITL p50", "ITL p50", 9, 17, **_quantile("itl", 50), text=_bound, brief=_brief_bound),
+    Column("ITL p99", "ITL p99", 9, 13, **_quantile("itl", 99), text=_bound, brief=_brief_bound),
     Column("preemptions", "preempted", 9, 18, **_grown("preemptions"), text=_count),
     Column("restarts", "restarts", 8, 14, _restarts, lambda totals: float(totals.restarts), _count),
 )
@@ -214,6 +231,11 @@ def fitting(inner: int, longest: int = LEAST_NAME) -> tuple[tuple[tuple[Column, 
     widths = {"name": least + more}
     columns = tuple((column, widths.get(column.name, column.width)) for column in COLUMNS if column.name in chosen)
     return columns, cells
+
+
+def of_how_many(count: int, width: int) -> str:
+    """Of how many servers a total is."""
+    return text if len(text := f"of {count:,}") <= width else f"of{figures.brief(count)}"
 
 
 def matching(rows: Sequence[Row], wanted: str) -> list[Row]:

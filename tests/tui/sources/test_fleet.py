@@ -289,3 +289,52 @@ def test_what_has_no_column_is_told_of_the_server_under_the_cursor_where_lines_a
     old = scene.draw(frame_of(view, fleet=FleetFocus(row="delta")), 80, 24, Look())
     at = next(at for at, line in enumerate(old) if "KV tokens" in text_of(line))
     assert {role for line in old[at : at + 3] for text, role in line if text.strip(" │")} == {"dim"}  # it tells no more
+
+
+# Counts of requests and tokens, seconds of a histogram's bucket: from what is usual to the most that is believed.
+HUGE = (0.0, 9.949, 99.6, 999.6, 99_002.0, 999_499.0, 999_950.0, 1_234_567.0, 98_765_432_109.0, 9.996e14, 1e30)
+
+
+@pytest.mark.parametrize("column", [column for column in COLUMNS if not column.words], ids=lambda column: column.name)
+def test_no_number_is_cut_whatever_it_is(column):
+    for value in (*HUGE, *(1000 * value for value in HUGE), *(-value for value in HUGE if column.name[-3:-2] == "p")):
+        text = column.fitted(value, column.width)
+        assert len(text) <= column.width, text
+        assert text == column.text(value) or len(column.text(value)) > column.width
+    assert column.fitted(None, column.width) == "—"
+
+
+def test_numbers_without_room_are_rounded():
+    shown = {value: BY_NAME["running"].fitted(value, 5) for value in HUGE}
+    assert list(shown.values()) == ["0", "10", "100", "1,000", "99k", "999k", "1.0M", "1.2M", "99G", "1e+15", "1e+30"]
+    bounds = [BY_NAME["TTFT p99"].fitted(value, 9) for value in (3_600.0, 36_000_000.0, 36_001_000.0, -36_001_000.0)]
+    assert bounds == ["≤ 1:00:00", "≤ 10k h", "≤ 11k h", "> 10k h"]
+
+
+@pytest.mark.parametrize("width", range(40, 261, 11))
+def test_a_fleet_of_huge_figures_shows_none_of_them_cut(width):
+    clock = Clock()
+    sources = [Source(f"s-{place}", "http://127.0.0.1:1", clock, place) for place in range(120)]
+    engine = EngineFigures(model="m", running=99_002, waiting=123_456, kv_usage=0.5, kv_blocks=10_000_000)
+    few = EngineFigures(running=1)
+    for step in range(2):
+        clock.time = BEGIN + step
+        for source in sources[:119]:
+            hear(source, "tgi" if source.number > 109 else "vllm", few if source.number > 109 else engine, clock.time)
+        engine.serve(500_000_000, prompt=1000, generated=2000, cached=800)
+        engine.preemptions += 12_345_678
+    view = FleetView(tuple(source.view() for source in sources), clock.time)
+    rows = figures.rows(view, 60.0)
+    totals = figures.totals(rows)
+    shown = {name: text for name, text in cells(view, "s-0 ", width).items() if not BY_NAME[name].words}
+    sums = {name: text for name, text in cells(view, "total", width).items() if not BY_NAME[name].words}
+    for name, text in shown.items():
+        assert text == BY_NAME[name].fitted(BY_NAME[name].value(rows[0]), BY_NAME[name].width)
+        assert sums[name] == BY_NAME[name].fitted(BY_NAME[name].total(totals), BY_NAME[name].width)
+    if "running" in shown:
+        assert (shown["running"], sums["running"]) == ("99k", "11M")
+    if "KV" in shown:
+        assert cells(view, "told", width)["KV"] == "of 110"
+    if "waiting" in shown:
+        assert shown["waiting"] == "123k"
+    assert any(" of 119 of 120" in line or " 119/120" in line for line in lines(view, width))
