@@ -19,6 +19,7 @@ from tui.panels.fleet_columns import (
     Value,
     fitting,
     kind,
+    of_how_many,
     ordered,
     plot,
     sorted_by,
@@ -196,7 +197,10 @@ def _totals(servers: _Table, inner: int, look: Look) -> list[Line]:
         value = column.total(totals)
         sums += [(column.cell(column.fitted(value, width), width), "dim" if value is None else "value"), (" ", "text")]
         count = sum(column.value(row) is not None for row in telling)
-        told += [(column.cell(part(count, width) if 0 < count < len(telling) else "", width), "dim"), (" ", "text")]
+        told += [
+            (column.cell(of_how_many(count, width) if 0 < count < len(telling) else "", width), "dim"),
+            (" ", "text"),
+        ]
     return [sums, told]
 
 
