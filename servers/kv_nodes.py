@@ -113,7 +113,7 @@ class Space:
             return
         nodes, openings = self.nodes, self.openings
         step, width = _TOKEN * size, _TOKEN * min(size, OPENING)
-        for first, block_hash in zip(range(0, len(packed), step), event.hashes, strict=True):
+        for first, block_hash in zip(range(0, len(packed), step), event.hashes[:most], strict=False):
             node = nodes.get(block_hash)
             if node is not None and node.media:
                 openings[block_hash] = packed[first : first + width]

@@ -379,3 +379,5 @@ def test_of_too_many_blocks_those_that_runs_begin_with_are_kept_longest():
     keeping(tell, *(stored(first) for first in range(5_000, 5_100)), most=60)
     assert 30 <= len(space.openings) <= 60
     assert all(tree.opening(run, 9) for run in tree.runs() if run.first >= 5_070)
+    keeping(tell, stored(*range(9_000, 9_500), token_ids=range(2_000)), most=60)
+    assert len(space.openings) <= 60

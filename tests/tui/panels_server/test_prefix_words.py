@@ -144,6 +144,8 @@ def test_without_token_ids_there_are_hashes_and_the_inspector_says_why(why):
         ("\x1b]0;never ended", "0;never ended"),
         ("bell\x07 back\x08", "bell? back?"),
         ("a\u202eb\u2066c\u200fd", "a?b?c?d"),
+        ("a\u05d0b", "a?b"),
+        ("\u0645\u0631\u062d\u0628\u0627 1", ""),  # from right to left
         ("why?", "why?"),
         ("????", "????"),
         ("\u4f60\u597d", ""),  # two cells wide

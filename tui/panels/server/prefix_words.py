@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from unicodedata import bidirectional
 
 from tui.look import Look
 from tui.panels.line import clean
@@ -16,14 +18,17 @@ _ESCAPE = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _BLANK = re.compile(r"\s+")
+_LEFTWARDS = ("R", "AL", "AN")  # signs after which a terminal may put the figures of a row before its text
 
 
+@lru_cache(maxsize=256)  # each is drawn several times a second
 def readable(text: str) -> str:
     """In one line, without escape sequences and what else would move a terminal's cursor or turn its text around.
 
     Empty where hardly any of it can be shown.
     """
-    shown = clean(_BLANK.sub(" ", _ESCAPE.sub("", text)).strip())
+    plain = _BLANK.sub(" ", _ESCAPE.sub("", text)).strip()
+    shown = clean("".join("\0" if bidirectional(sign) in _LEFTWARDS else sign for sign in plain))
     return shown if 2 * (shown.count("?") - text.count("?")) < len(shown) else ""
 
 
