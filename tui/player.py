@@ -17,18 +17,16 @@ from typing import Any
 from engine.protocol import BlockText, EngineInfo, Gap, LiveLoad, Record, RequestText, Snapshot, decode_item
 from tui.checks import Contradiction, check_snapshot
 from tui.engine_api import Accepted, Missing, NotAnEngine, Refused
-from tui.pacing import Pacing
-from tui.recording import STDIN, Reading, RecordingError, lives_on
-from tui.recording_index import SCAN_AFTER, Index, Mark
+from tui.played import ENDS, MAX_LATE, Played
+from tui.recording import Reading, RecordingError, lives_on
+from tui.recording_index import Index, Mark
+from tui.recording_scan import SCAN_AFTER
 
-MAX_LATE = 2.0  # seconds behind its time from which on a record's own moment is the new reckoning
 NOWHERE = -1
-TICK = 1e-6  # seconds: so close is now
 TOGETHER = 8  # records that are handed over before the screen has its turn
 NO_CHANGE = "a recording cannot be changed"
 NO_TEXT = "a recording holds no text"
 NO_LOAD = "a recording holds nothing of load generators"
-ENDS = "the recording ends here"
 FAULT_NEXT = "the last step before the fault"  # of a crash file: it is written when the engine finds it cannot go on
 _CRASH_FILE = re.compile(r"crash-\d{8}-\d{6}-\d+\.jsonl(\.gz)?")  # as the engine's server names them
 
@@ -53,12 +51,11 @@ class _Life:
     last: int = 0
 
 
-class Player:
+class Player(Played[Record | Snapshot]):
     """Implements `tui.client.Engine` over a file. Opening reads its first line alone; raises RecordingError.
 
-    `engine` is the recorded one in the life that is shown, and `began` when the recording begins, on its clock.
-    `playing`: time goes on. `ended`: the last picture stays; `note` says why, in words. `first` is the number of the
-    life's first picture; `last` and `duration` (seconds) are known once a thread has read the whole file.
+    `engine` is the recorded one in the life that is shown. `first` is the number of the life's first picture; `last`
+    and `duration` (seconds) are known once a thread has read the whole file.
     """
 
     def __init__(
@@ -69,11 +66,7 @@ class Player:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         scan_after: float = SCAN_AFTER,
     ) -> None:
-        if path == STDIN or (path.exists() and not path.is_file()):
-            raise RecordingError(f"{path} is not a file: a recording is read from a file, back and forth")
-        self.path = path
-        self.ended = False
-        self.note = ""
+        super().__init__(path)
         self._reading = Reading(path, decode_item)
         start = next(self._reading)
         assert isinstance(start, Snapshot)
@@ -81,18 +74,17 @@ class Player:
             check_snapshot(start)
         except Contradiction as error:
             raise RecordingError(f"{path}: its first snapshot cannot be true: {error}") from None
-        self.began = start.time
+        self._begin(start.time, speed, clock, sleep)
         self._lives = [_Life(start.engine, Mark(start.seq, 0, 1))]
         self._life = 0  # the one that is shown
         self.index = Index(path, scan_after)
         self._picture: Snapshot | None = start  # to be handed over before any record
         self._told: Snapshot | None = None  # handed over, and no records asked for since
-        self._next: Record | Snapshot | None = None  # read, and not yet handed over
-        self._seq, self._time = start.seq, start.time  # of what was handed over
+        self._next = None
+        self._seq = start.seq  # of what was handed over
         self._target = NOWHERE  # up to here all is handed over at once
         self._owed = 0  # steps that were asked for
         self._rewinds = 0
-        self._pacing = Pacing(start.time, speed, clock, sleep)
 
     @property
     def engine(self) -> EngineInfo:
@@ -106,18 +98,6 @@ class Player:
     def earlier(self) -> bool:
         """Whether the engine was started again before what is shown."""
         return self._life > 0
-
-    @property
-    def playing(self) -> bool:
-        return self._pacing.playing
-
-    @property
-    def speed(self) -> float:
-        return self._pacing.speed
-
-    @speed.setter
-    def speed(self, speed: float) -> None:
-        self._pacing.set_speed(speed, self.now())
 
     @property
     def position(self) -> Position:
@@ -141,18 +121,6 @@ class Player:
         """Whether all is handed over that `seek` and `step` asked for, as far as the file has it."""
         return self.ended or (self._next is not None and not self._owed and self._next.seq > self._target)
 
-    @property
-    def waits(self) -> float:
-        """Seconds, at this speed, until the next record comes; 0 where none will."""
-        if not self.playing or self.ended or self._next is None or math.isinf(self.speed):
-            return 0.0
-        return self._pacing.until(self._next.time, self.now())
-
-    def now(self) -> float:
-        """The recording's time: it stands still while paused and at the end, and never runs ahead of what is known."""
-        latest = self._time if self.ended or self._next is None else max(self._time, self._next.time)
-        return self._pacing.now(self._time, latest)
-
     def wall(self) -> float:
         """The Unix time of that moment; 0 where the engine did not tell its own."""
         engine = self.engine
@@ -160,22 +128,15 @@ class Player:
 
     def pause(self) -> None:
         """Stand still, also on the way to where `seek` was to lead."""
-        self._pacing.reckon(self.now())
-        self._pacing.playing = False
+        self._stand_still()
         self._target = NOWHERE
-        self._wake()
-
-    def resume(self) -> None:
-        if not self.playing:
-            self._pacing.reckon(self.now())
-            self._pacing.playing = True
-            self._wake()
+        self._pacing.wake()
 
     def step(self) -> None:
         """Pause, and go one record further."""
         self.pause()
         self._owed += not self.ended
-        self._wake()
+        self._pacing.wake()
 
     def seek(self, seq: int) -> None:
         """Go to a record: forward all before it comes at once; back, the nearest snapshot and all that follows it.
@@ -192,7 +153,7 @@ class Player:
             self._target = seq
             if seq < self._seq:
                 self._rewind(seq, self._life)
-        self._wake()
+        self._pacing.wake()
 
     def event(self, seq: int, on: bool) -> int | None:
         """The next record after `seq`, or the last before it, with a switch, a preemption, a copy or a gap before it.
@@ -265,7 +226,7 @@ class Player:
     async def close(self) -> None:
         self.index.stop()
         self._reading.close()
-        self._wake()
+        self._pacing.wake()
 
     def _peek(self) -> Record | Snapshot | None:
         """What comes next; None at the end."""
@@ -299,7 +260,7 @@ class Player:
     def _due(self, item: Record | Snapshot) -> bool:
         if self._owed or item.seq <= self._target:
             return True
-        return self.playing and (math.isinf(self.speed) or self.now() >= item.time - TICK)
+        return self._is_time(item)
 
     def _hand_over(self, item: Record | Snapshot) -> None:
         """Note that `item` is told now. Its own moment is the new reckoning where it did not come by the clock."""
@@ -331,11 +292,3 @@ class Player:
         self.ended, self.note = False, ""
         self._pacing.reckon(picture.time)
         self._rewinds += 1
-
-    async def _wait(self, item: Record | Snapshot | None) -> None:
-        """Until `item` may be due, or something was asked for."""
-        seconds = None if item is None or not self.playing else self._pacing.until(item.time, self.now())
-        await self._pacing.wait(seconds)
-
-    def _wake(self) -> None:
-        self._pacing.wake()

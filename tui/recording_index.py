@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from array import array
 from bisect import bisect_left, bisect_right
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.protocol import Gap
-from tui.recording import Head, Reading, RecordHead, RecordingError, SnapshotHead, lives_on, read_heads
+from tui.recording import Head, Reading, RecordHead, SnapshotHead, lives_on, read_heads
+from tui.recording_scan import RecordingScan
 from tui.tape import events
-
-SCAN_AFTER = 1.0  # seconds: the first picture comes first
-SCAN_WORK, SCAN_REST = 0.02, 0.04  # seconds by turns, so that the screen does not feel it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +30,16 @@ class _Life:
     events: array[int] = field(default_factory=lambda: array("q"))
 
 
-class Index:
+class Index(RecordingScan):
     """Records are asked for by number in a life of the engine: 0 is the first, and each restart begins one.
 
-    `last` is the last item seen so far; `done`: all was seen. 8 bytes an event are kept, and nothing of the rest.
+    `last` is the last item seen so far. 8 bytes an event are kept, and nothing of the rest.
     """
 
     def __init__(self, path: Path, after: float) -> None:
-        self._path = path
-        self._after = after
+        super().__init__(path, after)
         self.last: RecordHead | SnapshotHead | None = None
-        self.done = False
         self._lives = [_Life()]
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin, once."""
-        if self._thread is None and not self._over.is_set():
-            self._thread = threading.Thread(target=self._work, name="recording-scan", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def join(self) -> None:
-        """Wait for the thread (tests)."""
-        if self._thread:
-            self._thread.join()
 
     def event_after(self, seq: int, life: int = 0) -> int | None:
         events = self._known(life).events
@@ -83,14 +60,6 @@ class Index:
     def _known(self, life: int) -> _Life:
         return self._lives[life] if life < len(self._lives) else _Life()
 
-    def _work(self) -> None:
-        if self._over.wait(self._after):
-            return
-        # What cannot be read ends the index where it ends the playing; the player has the words.
-        with suppress(RecordingError):
-            self._read()
-        self.done = not self._over.is_set()
-
     def _read(self) -> None:
         heads = read_heads(self._path)
         try:
@@ -100,12 +69,7 @@ class Index:
 
     def _note(self, heads: Reading[Head]) -> None:
         control = engine = None
-        rest_at = time.monotonic() + SCAN_WORK
-        for head in heads:
-            if time.monotonic() > rest_at:
-                if self._over.wait(SCAN_REST):
-                    break
-                rest_at = time.monotonic() + SCAN_WORK
+        for head in self._by_turns(heads):
             if isinstance(head, Gap):
                 continue
             life = self._lives[-1]

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 
-from tui.pacing import Pacing
-from tui.player import ENDS, MAX_LATE, TICK
-from tui.recording import STDIN, RecordingError
-from tui.recording_index import SCAN_AFTER, SCAN_REST, SCAN_WORK
+from tui.played import ENDS, MAX_LATE, Played
+from tui.recording import RecordingError
+from tui.recording_scan import SCAN_AFTER, RecordingScan
 from tui.sources.items import Item, SourceHead
 from tui.sources.recording import Glance, SourceReading, read_glances, read_items
 from tui.sources.source import Source
@@ -27,10 +24,10 @@ from tui.view import Playing
 TURN = 0.02  # seconds of work before the screen has its turn
 
 
-class SourcePlayer:
+class SourcePlayer(Played[Item]):
     """Run it in a task, and close it in any case. Opening reads the heads alone; raises RecordingError.
 
-    `sources` are those recorded, in the order of their heads. `ended`: the last picture stays; `note` says why.
+    `sources` are those recorded, in the order of their heads.
     A look's number is its place among those of its server; the recording is at look n when one server has so many.
     """
 
@@ -43,17 +40,11 @@ class SourcePlayer:
         scan_after: float = SCAN_AFTER,
         budget: int = BUDGET,
     ) -> None:
-        if path == STDIN or (path.exists() and not path.is_file()):
-            raise RecordingError(f"{path} is not a file: a recording is read from a file, back and forth")
-        self.path = path
-        self.ended = False
-        self.note = ""
+        super().__init__(path)
         self._reading = read_items(path)
         heads = self._read_heads()
-        self.began = heads[0].time  # on the recording's clock
+        self._begin(heads[0].time, speed, clock, sleep)
         self._recorded = heads[0].recorded
-        self._time = self.began  # of what was handed over
-        self._pacing = Pacing(self.began, speed, clock, sleep)
         self.span = Span(path, scan_after)
         self._wanted: Callable[[], bool] | None = None  # until this holds, all is handed over at once
         named = {head.source: head for head in heads}
@@ -62,18 +53,6 @@ class SourcePlayer:
         self._by_number = {source.number: source for source in self.sources}
         for head in heads:
             self._by_number[head.source].take(head)
-
-    @property
-    def playing(self) -> bool:
-        return self._pacing.playing
-
-    @property
-    def speed(self) -> float:
-        return self._pacing.speed
-
-    @speed.setter
-    def speed(self, speed: float) -> None:
-        self._pacing.set_speed(speed, self.now())
 
     @property
     def looks(self) -> int:
@@ -98,15 +77,8 @@ class SourcePlayer:
     @property
     def status(self) -> Playing:
         """How far it has been played."""
-        waits = 0.0
-        if self.playing and not self.ended and self._next is not None and not math.isinf(self.speed):
-            waits = self._pacing.until(self._next.time, self.now())
-        return Playing(self.now() - self.began, self.duration, self.speed, self.playing, self.ended, waits, self.note)
-
-    def now(self) -> float:
-        """The recording's time: it stands still while paused and at the end, and never runs ahead of what is known."""
-        latest = self._time if self.ended or self._next is None else max(self._time, self._next.time)
-        return self._pacing.now(self._time, latest)
+        told = self.now() - self.began
+        return Playing(told, self.duration, self.speed, self.playing, self.ended, self.waits, self.note)
 
     def wall(self) -> float:
         """The Unix time of that moment; 0 where the recording does not tell."""
@@ -114,16 +86,9 @@ class SourcePlayer:
 
     def pause(self) -> None:
         """Stand still, also on the way to what was asked for."""
-        self._pacing.reckon(self.now())
-        self._pacing.playing = False
+        self._stand_still()
         self._wanted = None
         self._pacing.wake()
-
-    def resume(self) -> None:
-        if not self.playing:
-            self._pacing.reckon(self.now())
-            self._pacing.playing = True
-            self._pacing.wake()
 
     def step(self) -> None:
         """Pause, and go one look further."""
@@ -153,8 +118,7 @@ class SourcePlayer:
         while True:
             item = self._peek()
             if item is None or not self._due(item):
-                timed = item is not None and self.playing
-                await self._pacing.wait(self._pacing.until(item.time, self.now()) if item and timed else None)
+                await self._wait(item)
                 turn = time.monotonic()
                 continue
             self._hand_over(item)
@@ -170,7 +134,7 @@ class SourcePlayer:
     def _read_heads(self) -> list[SourceHead]:
         """Those that the file begins with; what comes next is read as well."""
         heads: list[SourceHead] = []
-        self._next: Item | None = None
+        self._next = None
         while isinstance(item := self._read(), SourceHead):
             heads.append(item)
         if not heads:
@@ -200,9 +164,7 @@ class SourcePlayer:
         self._pacing.wake()
 
     def _due(self, item: Item) -> bool:
-        if self._wanted is not None:
-            return True
-        return self.playing and (math.isinf(self.speed) or self.now() >= item.time - TICK)
+        return self._wanted is not None or self._is_time(item)
 
     def _hand_over(self, item: Item) -> None:
         """Tell the item now. Its own moment is the new reckoning where it did not come by the clock."""
@@ -235,53 +197,25 @@ class SourcePlayer:
                 self._by_number[head.source].take(head)
 
 
-class Span:
+class Span(RecordingScan):
     """What a thread finds in a recording that is read once through: its last moment, and how many looks it has."""
 
     def __init__(self, path: Path, after: float) -> None:
-        self._path = path
-        self._after = after
+        super().__init__(path, after)
         self.last = 0.0  # the latest moment, on the recording's clock
         self.looks = 0  # of the server that has most
-        self.done = False
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin, once."""
-        if self._thread is None and not self._over.is_set():
-            self._thread = threading.Thread(target=self._work, name="recording-scan", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def join(self) -> None:
-        """Wait for the thread (tests)."""
-        if self._thread:
-            self._thread.join()
-
-    def _work(self) -> None:
-        if self._over.wait(self._after):
-            return
-        # What cannot be read ends it where it ends the playing; the player has the words.
-        with suppress(RecordingError):
-            reading = read_glances(self._path)
-            try:
-                self._note(reading)
-            finally:
-                reading.close()
-        self.done = not self._over.is_set()
+    def _read(self) -> None:
+        reading = read_glances(self._path)
+        try:
+            self._note(reading)
+        finally:
+            reading.close()
 
     def _note(self, reading: SourceReading[Glance]) -> None:
         looks: Counter[int] = Counter()
-        rest_at = time.monotonic() + SCAN_WORK
         last = -math.inf
-        for glance in reading:
-            if time.monotonic() > rest_at:
-                if self._over.wait(SCAN_REST):
-                    return
-                rest_at = time.monotonic() + SCAN_WORK
+        for glance in self._by_turns(reading):
             last = max(last, glance.time)
             looks[glance.source] += glance.is_look
             self.last, self.looks = last, max(self.looks, looks[glance.source])
