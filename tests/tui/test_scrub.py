@@ -217,7 +217,7 @@ async def passes(clock, player, seconds):
     """Time, and what comes of it."""
     clock.time += seconds
     for _ in range(40):
-        player._wake()
+        player._pacing.wake()
         await asyncio.sleep(0)
 
 
