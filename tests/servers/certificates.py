@@ -16,8 +16,24 @@ class Authority:
     server: ssl.SSLContext
 
 
-def make_authority(folder: Path, name: str = "IP:127.0.0.1,DNS:localhost") -> Authority:
-    """A new one in `folder`, whose server is called `name`."""
+_CONFIGURATION = """[ca]
+default_ca = own
+[own]
+new_certs_dir = .
+database = index.txt
+rand_serial = yes
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+"""
+
+
+def make_authority(
+    folder: Path, name: str = "IP:127.0.0.1,DNS:localhost", years: tuple[int, int] | None = None
+) -> Authority:
+    """A new one in `folder`, whose server is called `name`. `years`: from the first day of one to that of another its
+    certificate is good; else for two days from now on."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -26,9 +42,12 @@ def make_authority(folder: Path, name: str = "IP:127.0.0.1,DNS:localhost") -> Au
     openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test authority")
     openssl("req", *curve, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=server")
     (folder / "server.ext").write_text(f"subjectAltName={name}\n")
+    (folder / "ca.cnf").write_text(_CONFIGURATION)
+    (folder / "index.txt").touch()
+    good = ("-startdate", f"{years[0]}0101000000Z", "-enddate", f"{years[1]}0101000000Z") if years else ("-days", "2")
     openssl(
-        *("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-        *("-out", "server.pem", "-days", "2", "-extfile", "server.ext"),
+        *("ca", "-batch", "-config", "ca.cnf", "-cert", "ca.pem", "-keyfile", "ca.key", "-notext"),
+        *("-in", "server.csr", "-out", "server.pem", *good, "-extfile", "server.ext"),
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")

@@ -314,3 +314,21 @@ def test_a_window_of_recorded_looks_is_what_its_ends_come_to() -> None:
     found = Looks([Look(0.0, first), Look(4.0, None), Look(10.0, later)])
     assert found.measure(10.0) == measure(first, later, 10.0)
     assert found.measure(10.0, Engine("m", "1")) == measure(first, later, 10.0, Engine("m", "1"))
+
+
+def test_after_a_stop_rates_are_over_the_real_time_and_then_of_the_newest_looks_again() -> None:
+    """As where this program was stopped, or the machine slept, and the server went on with ten tokens a second."""
+
+    def page(second: float) -> Reading:
+        return at(10.0 * second)
+
+    found = Looks([Look(float(second), page(second)) for second in range(4)])
+    for second, seconds in ((603.0, 600.0), (604.0, 1.0), (605.0, 2.0)):
+        found.add(Look(second, page(second)))
+        measured = found.measure(5.0)
+        assert measured is not None
+        assert (measured.seconds, measured.rate("generation_tokens")) == (seconds, 10.0)
+    rates = [rate for rate in found.series("generation_tokens", 700.0, 70) if rate is not None]
+    assert rates
+    assert all(rate == pytest.approx(10.0) for rate in rates)
+    assert found.restarts == []

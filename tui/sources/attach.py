@@ -7,7 +7,6 @@ the time, and one of them is opened: a paged-engine by its steps, any other by w
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -15,6 +14,7 @@ from urllib.parse import unquote
 from tui.attached import Shown, Steps
 from tui.operator import Tell
 from tui.session import Session
+from tui.sources.clock import now
 from tui.sources.targets import IN_RECORDINGS, NO_SETTINGS, HttpSettings, Target, no_steps
 
 if TYPE_CHECKING:  # what a paged-engine alone does not need takes its time to load
@@ -36,7 +36,7 @@ class Attach:
         http: HttpSettings = NO_SETTINGS,
         every: float = 1.0,
         steps_first: bool = False,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now,
         player: SourcePlayer | None = None,
         texts: bool = True,
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Self
 
 import httpx
 
+from tui.sources.clock import now
 from tui.sources.targets import HttpSettings, Target
 
 CONNECT_SECONDS = 3.0
@@ -51,7 +51,7 @@ class Http:
     """A server, asked over one connection. Close it in any case."""
 
     def __init__(
-        self, target: Target, settings: HttpSettings, timeout: float, clock: Callable[[], float] = time.monotonic
+        self, target: Target, settings: HttpSettings, timeout: float, clock: Callable[[], float] = now
     ) -> None:
         """`timeout`: seconds for a whole answer."""
         self._timeout = timeout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,6 +11,7 @@ from tui.engine_api import Locked, NotAnEngine
 from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
 from tui.once import fail, write_frame
+from tui.sources.clock import now
 from tui.sources.finder import Found, find, title
 from tui.sources.http import Http
 from tui.sources.poller import LEAST_TIMEOUT, TIMEOUT_LOOKS, Poller
@@ -84,7 +84,7 @@ async def run_other_once(
 
 async def observe(targets: Sequence[Target], http: HttpSettings, every: float, seconds: float) -> list[ServerView]:
     """Look at each until it has told figures over so many seconds, or said or shown that it does not."""
-    clock = time.monotonic
+    clock = now
     sources = [Source(one.name, one.url, clock, number) for number, one in enumerate(targets)]
     tasks = [
         asyncio.create_task(Poller(one, http, source.take, source.number, every, clock).run())

@@ -15,6 +15,7 @@ from servers.dialects import BY_KIND
 from servers.kv_events import Message, to_builtins
 from servers.reading import lines_known
 from servers.slots import Slot, read_slots
+from tui.sources.clock import now
 from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line, refused
 from tui.sources.http import Answer, Http, NoAnswer, TooMuch
 from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, KvPhase, Scrape, Slots, SourceHead
@@ -38,7 +39,7 @@ class Poller:
         sink: Callable[[Item], None],
         source: int,
         every: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now,
         beside: Callable[[str, Message], None] | None = None,
     ) -> None:
         """`source` is the number that its items have, `every` the seconds from one look to the next.

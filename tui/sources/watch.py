@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from servers.kv_events import Message, Restarted
 from servers.kv_tree import MAX_OPENINGS
+from tui.sources.clock import now
 from tui.sources.items import Failed, Item
 from tui.sources.poller import Poller
 from tui.sources.prefix_reader import PrefixReader
@@ -28,7 +28,7 @@ class Watch:
         targets: Sequence[Target],
         http: HttpSettings,
         every: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now,
         texts: bool = False,
     ) -> None:
         """`every`: seconds between two looks at one server. `texts`: token ids of KV events are kept for screens, and

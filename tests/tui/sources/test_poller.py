@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -10,8 +11,10 @@ import pytest
 import zmq.asyncio
 
 from servers.kv_events import BlockStored
+from servers.looks import Look, Looks
 from servers.reading import read
 from servers.slots import Slot
+from tests.servers.certificates import make_authority
 from tests.servers.kv_publisher import KvPublisher
 from tests.servers.pages import EngineFigures
 from tests.servers.stand_in import StandIn
@@ -256,3 +259,42 @@ async def test_a_page_that_cannot_be_read_and_takes_long_is_too(monkeypatch):
         server.mode = "garbage"
         await until(lambda: len(of(items, Failed)) >= 3)
         assert all(later.time - earlier.time >= 6 * EVERY for earlier, later in pairwise(of(items, Failed)))
+
+
+@pytest.mark.parametrize(
+    ("years", "reason"), [((2020, 2021), "certificate has expired"), ((2090, 2091), "certificate is not yet valid")]
+)
+async def test_a_certificate_that_is_not_good_now_is_told_and_not_believed(tmp_path, years, reason):
+    authority = make_authority(tmp_path, years=years)
+    async with (
+        StandIn(tls=authority.server) as server,
+        polling(target(server.url), settings=HttpSettings(ca_file=authority.ca)) as (items,),
+    ):
+        await until(lambda: of(items, Failed))
+        failed = of(items, Failed)[0]
+        assert failed.phase == "failing"
+        assert failed.reason.startswith("no TLS with what answers there (")
+        assert reason in failed.reason
+        assert "--ca-file" not in failed.reason  # which would change nothing
+        assert server.asked == []
+
+
+async def test_a_rate_is_over_the_time_that_this_machine_slept_too(monkeypatch):
+    """As time.monotonic is not."""
+    asleep, real = [0.0], time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: real(clock) + asleep[0])
+    async with StandIn() as server, polling(target(server.url)) as (items,):
+        await until(lambda: len(of(items, Scrape)) >= 3)
+        server.mode = "unready"  # nothing is read while it falls asleep
+        await until(lambda: of(items, Failed))
+        before = of(items, Scrape)[-1]
+        asleep[0] = 3_600.0
+        server.engine.serve(360, prompt=10, generated=100)
+        server.mode = "ok"
+        await until(lambda: of(items, Scrape)[-1].time > before.time)
+    after = next(scrape for scrape in of(items, Scrape) if scrape.time > before.time)
+    looks = Looks([Look(scrape.time, read(scrape.text)) for scrape in (before, after)])
+    measured = looks.measure(60.0)
+    assert measured.growth["generation_tokens"] == 36_000
+    assert measured.seconds >= 3_600
+    assert 9.0 < measured.rate("generation_tokens") <= 10.0
