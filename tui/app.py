@@ -19,7 +19,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from tui import commands, dispatch
-from tui.attached import Attached, One, Recording, Said, Shown, Steps, Timeline
+from tui.attached import Attached, One, Said, Shown, Steps, Timeline
 from tui.controls import BY_FIELD, NUMBERS
 from tui.focus import FIRST_FOCUS, Focus, back
 from tui.keys import SCRUB, offered
@@ -28,6 +28,7 @@ from tui.operator import Operator
 from tui.panels import sets
 from tui.panels.line import clean
 from tui.question import Question
+from tui.recording_switch import RecordingSwitch
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
 from tui.session import Session
 from tui.themes import THEMES
@@ -95,7 +96,7 @@ class PagedTop(App[int]):
         return self.shown.scrub
 
     @property
-    def recorder(self) -> Recording:
+    def recorder(self) -> RecordingSwitch[Any]:
         return self.shown.recorder
 
     @property

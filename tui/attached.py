@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.protocol import Control, LiveLoad
 from tui.advice import Suggestion, advise
@@ -15,6 +15,7 @@ from tui.operator import Operator, Tell
 from tui.panels.block_detail import block_events
 from tui.prefix_tree import tree_of
 from tui.recorder_switch import RecorderSwitch
+from tui.recording_switch import RecordingSwitch
 from tui.scrub import Scrub
 from tui.session import Session
 from tui.texts import NO_SOURCE, SWITCHED_OFF, TextReader
@@ -57,28 +58,6 @@ class Timeline(Protocol):
     def faster(self, times: float) -> None: ...
 
 
-class Recording(Protocol):
-    """A recorder's switch. `finished` says of each recording what became of it."""
-
-    finished: list[str]
-
-    @property
-    def running(self) -> bool: ...
-
-    @property
-    def words(self) -> str: ...
-
-    def check(self) -> bool: ...
-
-    def able(self) -> bool: ...
-
-    def suggestion(self) -> str: ...
-
-    def start(self, name: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class Shown(Protocol):
     """What one screen shows. `moving`: panels that are drawn with every frame."""
 
@@ -91,7 +70,7 @@ class Shown(Protocol):
     def scrub(self) -> Timeline: ...
 
     @property
-    def recorder(self) -> Recording: ...
+    def recorder(self) -> RecordingSwitch[Any]: ...
 
     @property
     def heard(self) -> int:

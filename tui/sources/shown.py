@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tui.attached import Recording, Said
+from tui.attached import Said
 from tui.focus import Focus
 from tui.operator import Tell
 from tui.prefix_texts import NOT_WATCHED, PAUSED, PLAYED, SWITCHED_OFF, PrefixTexts
+from tui.recording_switch import RecordingSwitch
 from tui.sources.past import SourcesScrub
 from tui.sources.player import SourcePlayer
 from tui.sources.source import Source
@@ -25,7 +27,7 @@ class Servers:
         readonly: bool,
         tell: Tell,
         clock: Callable[[], float],
-        recorder: Recording,
+        recorder: RecordingSwitch[Any],
         target: str = "",
         player: SourcePlayer | None = None,
         no_steps: Callable[[], str] = lambda: "",
