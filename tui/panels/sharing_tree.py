@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import replace
 
 from tui import figures
 from tui.block_columns import UNKNOWN
@@ -14,6 +11,7 @@ from tui.commands import Reaction
 from tui.focus import SharingFocus
 from tui.look import Look
 from tui.panels.line import Line, Span, breaks, clean, fit, join, length, short_id, spread
+from tui.panels.tree_rows import Rows
 from tui.prefix_tree import Node, PrefixTree, holders, tree_of
 from tui.view import Frame, View
 
@@ -23,27 +21,9 @@ _BAR_WIDTH = 58
 _INDENT = 16  # cells of a row that its depth takes at most
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The nodes that closed ones do not hide, and which of them are on the screen: `top` to `top + count`."""
-
-    nodes: npt.NDArray[np.int64]
-    selected: int | None  # a place in `nodes`
-    top: int
-    count: int
-
-
 def rows_of(tree: PrefixTree, focus: SharingFocus, count: int) -> Rows:
     """What `count` rows show: from where the focus says, moved so far that the selected node is among them."""
-    nodes, index = tree.visible(focus.closed), tree.index_of(focus.node)
-    selected = None
-    if index is not None:
-        at = int(np.searchsorted(nodes, index))
-        selected = at if at < len(nodes) and nodes[at] == index else None
-    top = min(focus.top, max(0, len(nodes) - count))
-    if focus.follow and selected is not None:
-        top = max(min(top, selected), selected - count + 1)
-    return Rows(nodes, selected, max(0, top), count)
+    return Rows.of(tree.visible(focus.closed), tree.index_of(focus.node), focus.top, focus.follow, count)
 
 
 def lines(frame: Frame, view: View, tree: PrefixTree, inner: int, count: int, look: Look) -> list[Line]:
@@ -180,20 +160,9 @@ def press(frame: Frame, view: View, key: str, count: int) -> Reaction:
     rows = rows_of(tree, focus.sharing, count)
     if not len(rows.nodes):
         return None
-    at = rows.selected
-    moves = {
-        "up": rows.top if at is None else at - 1,
-        "down": rows.top if at is None else at + 1,
-        "pageup": (at or 0) - count,
-        "pagedown": (at or 0) + count,
-        "home": 0,
-        "end": len(rows.nodes) - 1,
-    }
-    if key in moves:
-        return select(frame, tree, rows, moves[key])
-    if at is None:
-        at = rows.top
-    node = tree.node(int(rows.nodes[at]))
+    if (at := rows.moved(key)) is not None:
+        return select(frame, tree, rows, at)
+    node = tree.node(rows.node(rows.here))
     if key == "enter":
         chosen = replace(focus.sharing, node=node.last, top=rows.top, follow=True)
         return focus.but(sharing=chosen, inspecting=True)
@@ -211,15 +180,13 @@ def select(frame: Frame, tree: PrefixTree, rows: Rows, at: int) -> Reaction:
     """The focus with the node in row `at`, or the nearest there is."""
     if not len(rows.nodes):
         return None
-    at = max(0, min(at, len(rows.nodes) - 1))
-    chosen = replace(frame.focus.sharing, node=tree.node(int(rows.nodes[at])).last, top=rows.top, follow=True)
+    chosen = replace(frame.focus.sharing, node=tree.node(rows.node(at)).last, top=rows.top, follow=True)
     return frame.focus.but(sharing=replace(chosen, top=rows_of(tree, chosen, rows.count).top))
 
 
 def scroll(frame: Frame, view: View, up: bool, count: int) -> Reaction:
     rows = rows_of(tree_of(view), frame.focus.sharing, count)
-    top = max(0, min(rows.top + (-3 if up else 3), len(rows.nodes) - count))
-    return frame.focus.but(sharing=replace(frame.focus.sharing, top=top, follow=False))
+    return frame.focus.but(sharing=replace(frame.focus.sharing, top=rows.scrolled(-3 if up else 3), follow=False))
 
 
 def detail(frame: Frame, view: View, width: int, look: Look) -> tuple[str, list[Line]]:

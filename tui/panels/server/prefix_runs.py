@@ -18,6 +18,7 @@ from tui.focus import ServerFocus
 from tui.look import Look
 from tui.panels.line import Line, clean, cut, fit, length, spread
 from tui.panels.server import prefix_branches, prefix_words
+from tui.panels.tree_rows import Rows
 from tui.prefix_texts import NOT_WATCHED, PrefixTexts
 from tui.sources.view import KvView
 
@@ -190,26 +191,9 @@ def forest_of(views: Sequence[KvView], now: float) -> Forest:
     return _latest.of(views, now)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The runs that closed ones do not hide, and which of them are on the screen: `top` to `top + count`."""
-
-    runs: Ints
-    selected: int | None  # a place in `runs`
-    top: int
-    count: int
-
-    @classmethod
-    def of(cls, forest: Forest, focus: ServerFocus, count: int) -> Rows:
-        runs, index = forest.visible(focus.closed), forest.index_of(focus.run)
-        selected = None
-        if index is not None:
-            at = int(np.searchsorted(runs, index))
-            selected = at if at < len(runs) and runs[at] == index else None
-        top = min(focus.top, max(0, len(runs) - count))
-        if focus.follow and selected is not None:
-            top = max(min(top, selected), selected - count + 1)
-        return cls(runs, selected, max(0, top), count)
+def rows_of(forest: Forest, focus: ServerFocus, count: int) -> Rows:
+    """What `count` rows show: from where the focus says, moved so far that the selected run is among them."""
+    return Rows.of(forest.visible(focus.closed), forest.index_of(focus.run), focus.top, focus.follow, count)
 
 
 def heads(forest: Forest, inner: int) -> Line:
@@ -222,8 +206,8 @@ def lines(
     forest: Forest, focus: ServerFocus, inner: int, count: int, look: Look, texts: PrefixTexts = NOT_WATCHED
 ) -> list[Line]:
     """The rows, `count` at most."""
-    rows = Rows.of(forest, focus, count)
-    shown = rows.runs[rows.top : rows.top + count].tolist()
+    rows = rows_of(forest, focus, count)
+    shown = rows.nodes[rows.top : rows.top + count].tolist()
     return [
         _row(forest, index, rows.top + at == rows.selected, forest.name(index) in focus.closed, inner, look, texts)
         for at, index in enumerate(shown)
@@ -312,21 +296,12 @@ def _branches(forest: Forest, index: int, look: Look) -> str:
 
 def moved(forest: Forest, focus: ServerFocus, key: str, count: int) -> ServerFocus | None:
     """The focus after a key that walks the rows, opens or closes one; None: the key means nothing here."""
-    rows = Rows.of(forest, focus, count)
-    if not len(rows.runs):
+    rows = rows_of(forest, focus, count)
+    if not len(rows.nodes):
         return None
-    at = rows.selected
-    moves = {
-        "up": rows.top if at is None else at - 1,
-        "down": rows.top if at is None else at + 1,
-        "pageup": (at or 0) - count,
-        "pagedown": (at or 0) + count,
-        "home": 0,
-        "end": len(rows.runs) - 1,
-    }
-    if key in moves:
-        return selected(forest, focus, rows, moves[key])
-    index = int(rows.runs[rows.top if at is None else at])
+    if (at := rows.moved(key)) is not None:
+        return selected(forest, focus, rows, at)
+    index = rows.node(rows.here)
     name, closed = forest.name(index), focus.closed
     if key == "minus" and forest.sizes[index] and name not in closed:
         known = {forest.name(one) for one in range(len(forest))} if len(closed) > 1_000 else closed
@@ -340,12 +315,10 @@ def moved(forest: Forest, focus: ServerFocus, key: str, count: int) -> ServerFoc
 
 def selected(forest: Forest, focus: ServerFocus, rows: Rows, at: int) -> ServerFocus:
     """The focus on the run in row `at`, or the nearest there is."""
-    at = max(0, min(at, len(rows.runs) - 1))
-    chosen = replace(focus, run=forest.name(int(rows.runs[at])), top=rows.top, follow=True)
-    return replace(chosen, top=Rows.of(forest, chosen, rows.count).top)
+    chosen = replace(focus, run=forest.name(rows.node(at)), top=rows.top, follow=True)
+    return replace(chosen, top=rows_of(forest, chosen, rows.count).top)
 
 
 def scrolled(forest: Forest, focus: ServerFocus, by: int, count: int) -> ServerFocus:
     """The focus with the rows moved, whatever is selected."""
-    rows = Rows.of(forest, focus, count)
-    return replace(focus, top=max(0, min(rows.top + by, len(rows.runs) - count)), follow=False)
+    return replace(focus, top=rows_of(forest, focus, count).scrolled(by), follow=False)

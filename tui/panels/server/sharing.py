@@ -12,7 +12,7 @@ from tui.commands import Key, Reaction, Say
 from tui.look import Look
 from tui.panels.line import Line, fit, spread
 from tui.panels.server import choice, churn, plots, prefix_detail, prefix_runs, words
-from tui.panels.server.prefix_runs import Forest, Rows, forest_of
+from tui.panels.server.prefix_runs import Forest, forest_of, rows_of
 from tui.panels.server.seen import Seen, server_of
 from tui.view import Frame
 
@@ -98,9 +98,9 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
     if key == "enter":
         if not len(forest):
             return None
-        rows = Rows.of(forest, focus.server, count)
-        at = rows.runs[rows.top if rows.selected is None else rows.selected]
-        return focus.but(server=prefix_detail.on(focus.server, forest.name(int(at))), inspecting=True)
+        rows = rows_of(forest, focus.server, count)
+        chosen = forest.name(rows.node(rows.here))
+        return focus.but(server=prefix_detail.on(focus.server, chosen), inspecting=True)
     moved = prefix_runs.moved(forest, focus.server, key, count)
     return None if moved is None else focus.but(server=moved)
 
@@ -111,9 +111,9 @@ def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     if forest is None or not len(forest):
         return None
     layout = Layout.of(Seen.of(frame), forest, width - 2, height - 2)
-    rows = Rows.of(forest, focus.server, layout.tree)
+    rows = rows_of(forest, focus.server, layout.tree)
     at = rows.top + y - 1 - len(layout.above) - layout.names
-    if not rows.top <= at < min(len(rows.runs), rows.top + layout.tree):
+    if not rows.top <= at < min(len(rows.nodes), rows.top + layout.tree):
         return None
     if at == rows.selected:
         return focus.but(inspecting=True)
