@@ -3,13 +3,14 @@ last switch changed. Everything is over the window that the border states."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tui import figures
 from tui.commands import Key, Reaction
 from tui.history import Window
 from tui.look import Look
-from tui.panels import charts, compare
+from tui.panels import chart_list, charts, compare
+from tui.panels.chart_list import Layout
 from tui.panels.line import Line, box, fit, spread
 from tui.panels.measures import CHARTS, COMPARED, Chart
 from tui.view import Frame
@@ -28,32 +29,17 @@ _COUNTED = 56  # cells of the list from which on there is room for it
 _BESIDE = 96  # cells from which on the table is beside the list
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Rows from the top: of the large chart, of the list of charts, of the table under it or, `beside`, next to it.
-
-    `first` is the chart that the list begins with.
-    """
-
-    large: int
-    first: int
-    list: int
-    table: int
-    beside: bool
-
-    @classmethod
-    def of(cls, frame: Frame, width: int, rows: int) -> Layout:
-        count = len(CHARTS)
-        beside = width >= _BESIDE
-        if rows < count + LARGE_ROWS:
-            shown = min(count, rows)
-            first = max(0, min(frame.focus.ledgers.chart - shown // 2, count - shown))
-            return cls(0, first, shown, rows if beside else rows - shown, beside)
-        if beside:
-            low = TABLE_ROWS if rows >= TABLE_ROWS + count else max(count, rows // 2)
-            return cls(rows - low, 0, count, low, True)
-        table = TABLE_ROWS if rows >= count + LARGE_ROWS + TABLE_ROWS else 0
-        return cls(rows - count - table, 0, count, table, False)
+def _layout(frame: Frame, width: int, rows: int) -> Layout:
+    """The table is of before and after the last switch."""
+    count = len(CHARTS)
+    beside = width >= _BESIDE
+    if rows < count + LARGE_ROWS:
+        return Layout.small(frame.focus.ledgers.chart, count, min(count, rows), rows, beside)
+    if beside:
+        low = TABLE_ROWS if rows >= TABLE_ROWS + count else max(count, rows // 2)
+        return Layout(rows - low, 0, count, low, True)
+    table = TABLE_ROWS if rows >= count + LARGE_ROWS + TABLE_ROWS else 0
+    return Layout(rows - count - table, 0, count, table, False)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
@@ -63,27 +49,20 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
         return box("ledgers", [], [], width, height, look.glyphs, front=front)
     inner, rows = width - 2, height - 2
     window = focus.ledgers.window
-    layout = Layout.of(frame, inner, rows)
-    chosen, whole = _chosen(frame), view.history.window(view.now - window, view.now)
+    layout = _layout(frame, inner, rows)
+    chosen, whole = chart_list.chosen(focus, len(CHARTS)), view.history.window(view.now - window, view.now)
     body: list[Line] = []
     if layout.large:
         body += charts.large(view, CHARTS[chosen], whole, window, inner - 1, layout.large, look)
     list_width = inner // 2 if layout.beside else inner
     plot = list_width - _NAME - _FIGURE - 2 - (_COUNT if list_width >= _COUNTED else 0)
     columns = charts.Columns.of(view, window, plot) if plot >= 4 else None
-    shown = range(layout.first, layout.first + layout.list)
-    low = [_listed(CHARTS[at], at == chosen, whole, columns, list_width, look) for at in shown]
+    low = [_listed(CHARTS[at], at == chosen, whole, columns, list_width, look) for at in layout.listed]
     table_width = inner - list_width if layout.beside else inner
     table: list[Line] = []
     if layout.table:
         table = compare.table(view, compare.comparison_of(view), table_width, layout.table, look)
-    if layout.beside:
-        body += [
-            [*fit(low[at] if at < len(low) else [], list_width), *(table[at] if at < len(table) else [])]
-            for at in range(max(len(low), len(table)))
-        ]
-    else:
-        body += low + table
+    body += layout.placed(low, table, list_width)
     title = f"ledgers, last {figures.seconds(window)}"
     return box(title, [("< >", "key")], body, width, height, look.glyphs, bottom=_observed(whole, inner), front=front)
 
@@ -96,19 +75,13 @@ def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
         if not others:
             return None
         return focus.but(ledgers=replace(ledgers, window=min(others) if longer else max(others)))
-    moves = {"up": _chosen(frame) - 1, "down": _chosen(frame) + 1, "home": 0, "end": len(CHARTS) - 1}
-    if key in moves:
-        return focus.but(ledgers=replace(ledgers, chart=max(0, min(moves[key], len(CHARTS) - 1))))
-    return focus.but(inspecting=True) if key == "enter" else None
+    return chart_list.press(focus, key, len(CHARTS))
 
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     """A click on a chart of the list makes it the large one."""
-    layout = Layout.of(frame, width - 2, height - 2)
-    at = y - 1 - layout.large
-    if not 0 <= at < layout.list or (layout.beside and x > (width - 2) // 2):
-        return None
-    return frame.focus.but(ledgers=replace(frame.focus.ledgers, chart=layout.first + at))
+    chart = _layout(frame, width - 2, height - 2).at(x, y, width - 2)
+    return None if chart is None else chart_list.choose(frame.focus, chart, len(CHARTS))
 
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
@@ -120,10 +93,6 @@ def detail(frame: Frame, width: int, look: Look) -> tuple[str, list[Line]]:
     if frame.view is None:
         return "before and after", []
     return "before and after", compare.table(frame.view, compare.comparison_of(frame.view), width, TABLE_ROWS, look)
-
-
-def _chosen(frame: Frame) -> int:
-    return max(0, min(frame.focus.ledgers.chart, len(CHARTS) - 1))
 
 
 def _listed(chart: Chart, chosen: bool, whole: Window, columns: charts.Columns | None, width: int, look: Look) -> Line:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from tui import figures
 from tui.commands import Key, Reaction
 from tui.look import Look
-from tui.panels.line import Line, fit
+from tui.panels import chart_list
+from tui.panels.chart_list import Layout
+from tui.panels.line import Line
 from tui.panels.server import choice, latency, plots, words
 from tui.panels.server.seen import Seen
 from tui.view import Frame
@@ -24,35 +24,21 @@ _NOTED = 8  # rows, from which on it is said how tokens are counted
 _TABLE = len(latency.TERMS) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Rows from the top: of the large chart, of the list of charts, of the latencies under it or `beside` it, and of
-    what is not told. `first` is the chart that the list begins with."""
-
-    large: int
-    first: int
-    list: int
-    table: int
-    beside: bool
-
-    @classmethod
-    def of(cls, frame: Frame, inner: int, rows: int) -> Layout:
-        count, beside = len(CHARTS), inner >= _BESIDE
-        low = max(count, _TABLE) if beside else count + _TABLE
-        if rows >= low + _LARGE:
-            return cls(rows - low, 0, count, _TABLE, beside)
-        if rows >= low:
-            return cls(0, 0, count, rows if beside else rows - count, beside)
-        shown = min(count, rows if beside else max(1, rows // 2))
-        first = max(0, min(frame.focus.ledgers.chart - shown // 2, count - shown))
-        return cls(0, first, shown, rows if beside else rows - shown, beside)
+def _layout(frame: Frame, inner: int, rows: int) -> Layout:
+    """The table is of latencies."""
+    count, beside = len(CHARTS), inner >= _BESIDE
+    low = max(count, _TABLE) if beside else count + _TABLE
+    if rows >= low + _LARGE:
+        return Layout(rows - low, 0, count, _TABLE, beside)
+    shown = count if rows >= low else min(count, rows if beside else max(1, rows // 2))
+    return Layout.small(frame.focus.ledgers.chart, count, shown, rows, beside)
 
 
 def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     seen, inner = Seen.of(frame), width - 2
     notes = _notes(seen, inner, height - 2)
     rows = height - 2 - len(notes)
-    layout, at = Layout.of(frame, inner, rows), _chosen(frame)
+    layout, at = _layout(frame, inner, rows), chart_list.chosen(frame.focus, len(CHARTS))
     body: list[Line] = []
     if layout.large:
         chart = CHARTS[at]
@@ -63,14 +49,10 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
             body = body[: layout.large]
             body += [[]] * (layout.large - len(body))
     wide = inner // 2 if layout.beside else inner
-    shown = range(layout.first, layout.first + layout.list)
-    low = [plots.listed(seen, CHARTS[one], one == at, wide, _NAME if wide >= 40 else 9, look) for one in shown]
+    name = _NAME if wide >= 40 else 9
+    low = [plots.listed(seen, CHARTS[one], one == at, wide, name, look) for one in layout.listed]
     table = latency.table(seen, inner - wide if layout.beside else inner, layout.table, look)
-    if layout.beside:
-        for row in range(max(len(low), len(table))):
-            body.append([*fit(low[row] if row < len(low) else [], wide), *(table[row] if row < len(table) else [])])
-    else:
-        body += [*low, *table]
+    body += layout.placed(low, table, wide)
     title = f"ledgers, last {figures.seconds(seen.window)}"
     return choice.bordered(
         "ledgers", title, frame, seen, [*body[:rows], *notes], width, height, look, [("< >", "key")], rates=True
@@ -80,21 +62,14 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
 def press(frame: Frame, key: str, width: int, height: int) -> Reaction:
     if (common := choice.press(frame, key)) is not None:
         return common
-    focus, at = frame.focus, _chosen(frame)
-    moves = {"up": at - 1, "down": at + 1, "home": 0, "end": len(CHARTS) - 1}
-    if key in moves:
-        return focus.but(ledgers=replace(focus.ledgers, chart=max(0, min(moves[key], len(CHARTS) - 1))))
-    return focus.but(inspecting=True) if key == "enter" else None
+    return chart_list.press(frame.focus, key, len(CHARTS))
 
 
 def point(frame: Frame, x: int, y: int, width: int, height: int) -> Reaction:
     """A click on a chart of the list makes it the large one."""
     rows = height - 2 - len(_notes(Seen.of(frame), width - 2, height - 2))
-    layout = Layout.of(frame, width - 2, rows)
-    at = y - 1 - layout.large
-    if not 0 <= at < layout.list or (layout.beside and x > (width - 2) // 2):
-        return None
-    return frame.focus.but(ledgers=replace(frame.focus.ledgers, chart=layout.first + at))
+    chart = _layout(frame, width - 2, rows).at(x, y, width - 2)
+    return None if chart is None else chart_list.choose(frame.focus, chart, len(CHARTS))
 
 
 def wheel(frame: Frame, x: int, y: int, up: bool, width: int, height: int) -> Reaction:
@@ -116,7 +91,3 @@ def _notes(seen: Seen, inner: int, rows: int) -> list[Line]:
     """What is to be known of how its tokens are counted, where there is room for it."""
     note = words.notes(seen.server.kind, *plots.counted(seen))
     return words.told(note, inner) if note and rows >= _NOTED else []
-
-
-def _chosen(frame: Frame) -> int:
-    return max(0, min(frame.focus.ledgers.chart, len(CHARTS) - 1))
