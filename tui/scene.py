@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 
 from tui.figures import NOT_MEASURED
 from tui.focus import PANELS as STEP_PANELS
 from tui.look import ASCII, Look
-from tui.panels import (
-    batch,
-    block_map,
-    control,
-    footer,
-    header,
-    inspect,
-    ledgers,
-    loads,
-    requests,
-    scrub,
-    sets,
-    sharing,
-    speed,
-    waste,
-)
+from tui.panels import block_map, footer, header, inspect, loads, scrub, sets, speed, waste
 from tui.panels import help as help_panel
 from tui.panels.line import Line, fit
+from tui.panels.modules import MODULES, draws
 from tui.view import Frame
 
 MIN_WIDTH, MIN_HEIGHT = 40, 12
 
-Draw = Callable[[Frame, int, int, Look], list[Line]]
 Cell = tuple[str, str]  # a character and its role
 
 
@@ -48,24 +32,17 @@ class Place:
     height: int
 
 
-PANELS: dict[str, Draw] = {
-    "header": header.draw,
-    "blocks": block_map.draw,
-    "batch": batch.draw,
-    "sharing": sharing.draw,
-    "sharing-open": partial(sharing.draw, open_bottom=True),
-    "ledgers": ledgers.draw,
-    "waste": waste.draw,
-    "waste-joint": partial(waste.draw, top_joint=True),
-    "speed": speed.draw,
-    "requests": requests.draw,
-    "control": control.draw,
-    "loads": loads.draw,
-    "scrub": scrub.draw,
-    "footer": footer.draw,
-    "help": help_panel.draw,
-    "inspect": inspect.draw,
-}
+PANELS = draws(
+    MODULES,
+    waste,
+    header=header,
+    speed=speed,
+    loads=loads,
+    scrub=scrub,
+    footer=footer,
+    help=help_panel,
+    inspect=inspect,
+)
 OVERLAYS = ("help", "inspect")
 
 

@@ -5,19 +5,15 @@ What few screens show is loaded when the first of them does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from tui.focus import PANELS, Focus
-from tui.look import Look
-from tui.panels.line import Line
-from tui.panels.modules import MODULES, TITLES
+from tui.panels.modules import MODULES, TITLES, Draw
 from tui.view import Frame, Kind
-
-Draw = Callable[[Frame, int, int, Look], list[Line]]
 
 
 @dataclass(frozen=True, slots=True)
