@@ -29,7 +29,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compare import tell_if_busy, written
+from benchmarks.compare import tell_if_busy, written_json
 from benchmarks.figures import Spread
 from benchmarks.options import check_file
 from benchmarks.report import machine, shown
@@ -258,13 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {kind: one for kind in kinds if (one := figures(rounds, kind)) is not None}
     if found:
         console.print(table(found))
-
-    def write(path: Path) -> None:
-        whole = {"machine": machine(), "model": arguments.model, "watchers": found, "rounds": rounds}
-        path.write_text(json.dumps(msgspec.to_builtins(whole), indent=1) + "\n")
-
     if arguments.json is not None:
-        code = written(arguments.json, write, errors, PROGRAM) or code
+        whole = {"machine": machine(), "model": arguments.model, "watchers": found, "rounds": rounds}
+        code = written_json(arguments.json, msgspec.to_builtins(whole), errors, PROGRAM) or code
     return code
 
 

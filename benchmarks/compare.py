@@ -17,6 +17,7 @@ with a short piece of each work first. Prompts are random and new in each round.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -230,6 +231,15 @@ def written(path: Path, write: Callable[[Path], None], console: Console, program
         console.print(f"{program}: error: {path} cannot be written: {error.strerror}", markup=False)
         return 1
     return 0
+
+
+def written_json(path: Path, figures: object, console: Console, program: str) -> int:
+    """Write figures as JSON; the exit code, as `written` has it."""
+
+    def write(path: Path) -> None:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
+
+    return written(path, write, console, program)
 
 
 if __name__ == "__main__":

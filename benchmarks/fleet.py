@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compare import tell_if_busy, written
+from benchmarks.compare import tell_if_busy, written_json
 from benchmarks.report import machine
 from benchmarks.screen import ROOT, Cost, cost
 from benchmarks.terminal import COLUMNS, LINES, ScreenError
@@ -152,11 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Console(width=None if sys.stdout.isatty() else 120).print(table(measured))
     if arguments.json is not None:
         facts = {"machine": machine(), "measured": [asdict(one) for one in measured]}
-
-        def write(path: Path) -> None:
-            path.write_text(json.dumps(facts, indent=1) + "\n")
-
-        code = written(arguments.json, write, errors, "benchmarks.fleet") or code
+        code = written_json(arguments.json, facts, errors, "benchmarks.fleet") or code
     return code
 
 

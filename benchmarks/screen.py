@@ -7,7 +7,6 @@ first whole picture are medians of fresh starts; with --engine also over HTTP, a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -24,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compare import tell_if_busy, written
+from benchmarks.compare import tell_if_busy, written_json
 from benchmarks.recordings import MODEL, POOLS, Pool, recording
 from benchmarks.report import machine
 from benchmarks.terminal import COLUMNS, LINES, ScreenError, Terminal
@@ -236,11 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if measured:
         Console(width=None if sys.stdout.isatty() else 110).print(table(measured))
     if arguments.json is not None:
-
-        def write(path: Path) -> None:
-            path.write_text(json.dumps(as_json(measured, machine()), indent=1) + "\n")
-
-        code = written(arguments.json, write, errors, "benchmarks.screen") or code
+        code = written_json(arguments.json, as_json(measured, machine()), errors, "benchmarks.screen") or code
     return code
 
 

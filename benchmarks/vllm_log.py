@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
 import sys
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.compare import written
+from benchmarks.compare import written_json
 from engine.cli import number
 from servers.looks import Look
 from servers.measures import measure
@@ -168,11 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(width=None if sys.stdout.isatty() else 140).print(table(pairs))
     if arguments.json is None:
         return 0
-
-    def write(path: Path) -> None:
-        path.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n")
-
-    return written(arguments.json, write, errors, "benchmarks.vllm_log")
+    return written_json(arguments.json, [asdict(pair) for pair in pairs], errors, "benchmarks.vllm_log")
 
 
 if __name__ == "__main__":
