@@ -16,7 +16,10 @@ import os, re, signal, sys
 class Interrupt:
     def find_spec(name, path=None, target=None):
         if name == {at!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
+
+def interrupt(*lost):
+    os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupt)
 sys.argv = ["program", *{arguments!r}]
@@ -62,3 +65,14 @@ def test_where_ctrl_c_is_ignored_it_stays_so() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("package", "at"), [("tui", "tui.terminal"), ("engine", "engine.serve_command")])
+def test_ctrl_c_in_a_callback_that_cannot_raise_is_not_lost(package: str, at: str) -> None:
+    """A module's lock has one."""
+    arguments = ["play", "tests/tui/recording.jsonl.gz", "--once"] if package == "tui" else ["serve"]
+    code = PROGRAM.format(at=at, arguments=arguments, module=f"{package}.__main__", function="main")
+    lost = "import time, weakref; it = set(); dies = weakref.ref(it, interrupt); del it; time.sleep(20)"
+    code = code.replace("            interrupt()", f"            {lost}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=15)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "", "")
