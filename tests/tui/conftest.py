@@ -117,6 +117,16 @@ class Screen:
             await self.send(key)
         await self.settle()
 
+    @property
+    def asked(self) -> Any:
+        """What the last line asks for; None: nothing."""
+        return self.app._question.asked
+
+    async def answer(self, text: str) -> None:
+        """Write over the answer that the last line suggests, and send it."""
+        self.app.screen.focused.value = text
+        await self.press("enter")
+
     async def send(self, key: str) -> None:
         """A key as the terminal's driver tells it; `pilot.press` does this too, and waits much longer."""
         from textual import events

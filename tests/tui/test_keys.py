@@ -27,16 +27,6 @@ def case(*names):
     return keep
 
 
-async def answer(screen, text):
-    """Write over the answer that the last line suggests, and send it."""
-    screen.app.screen.focused.value = text
-    await screen.press("enter")
-
-
-def asked(screen):
-    return screen.app._question.asked
-
-
 def changes(screen):
     return screen.engine.changes
 
@@ -148,19 +138,19 @@ async def goes_back_one_by_one(screen, key):
 @case("slash")
 async def filters(screen, key):
     await screen.press(key)
-    assert asked(screen).label == "filter"
+    assert screen.asked.label == "filter"
     assert "filter:" in screen.painted()[-1]
-    await answer(screen, "state:decode")
+    await screen.answer("state:decode")
     rows = screen.text("requests").splitlines()
     assert 'with "state:decode"' in rows[0]
     decoding = [line for line in rows[2:] if " decode " in line]
     assert decoding
     assert not any(f" {state} " in line for line in rows[2:] for state in ("waiting", "swapped", "prefill"))
     await screen.press(key)
-    await answer(screen, "nobody at all")
+    await screen.answer("nobody at all")
     assert 'no request has "nobody at all"' in screen.text("requests")
     await screen.press(key)
-    await answer(screen, "")
+    await screen.answer("")
     assert 'with "' not in screen.text("requests")
 
 
@@ -245,8 +235,8 @@ async def goes_to_the_event_before(screen, key):
 async def goes_to_a_step(screen, key):
     for text, shown in (("100", 100), ("1,", 1), ("  77 ", 77)):
         await screen.press(key)
-        assert asked(screen).label == "to step"
-        await answer(screen, text)
+        assert screen.asked.label == "to step"
+        await screen.answer(text)
         assert step(screen) == shown
     for text, said in (
         ("9,999,999", "step 9,999,999 is not kept: this is the nearest"),
@@ -256,7 +246,7 @@ async def goes_to_a_step(screen, key):
         ("9" * 30, "a step is a whole number, not"),
     ):
         await screen.press(key)
-        await answer(screen, text)
+        await screen.answer(text)
         assert said in screen.text("footer")
     assert step(screen) == screen.engine.records[-1].seq
 
@@ -270,9 +260,9 @@ async def has_no_speed(screen, key):
 @case("r")
 async def records(screen, key, folder):
     await screen.press(key)
-    assert asked(screen).what == "record"
-    assert asked(screen).value.endswith(".jsonl.gz")
-    await answer(screen, str(folder / "kept.jsonl"))
+    assert screen.asked.what == "record"
+    assert screen.asked.value.endswith(".jsonl.gz")
+    await screen.answer(str(folder / "kept.jsonl"))
     assert "r ends it" in screen.text("footer")
     await screen.press(key)
     assert "recorded 0 records" in screen.text("footer")
@@ -295,11 +285,11 @@ async def asks_for_a_number(screen, key):
     field = {"l": "max_num_seqs", "b": "max_num_batched_tokens"}[key]
     await screen.press(key)
     assert front(screen) == {"control"}
-    await answer(screen, "1,024" if key == "b" else "7")
+    await screen.answer("1,024" if key == "b" else "7")
     assert changes(screen) == [{field: 1024 if key == "b" else 7}]
     for text in ("0", "many", "-1", "1.5", "1e3", "", "999,999,999,999"):
         await screen.press(key)
-        await answer(screen, text)
+        await screen.answer(text)
         assert "must be a whole number from" in screen.text("footer")
     assert len(changes(screen)) == 1
 
@@ -397,4 +387,4 @@ async def test_readonly_says_so_where_something_would_be_sent(running):
             assert "readonly: nothing is sent" in screen.text("footer")
         await screen.press("5", "home", "x")
         assert "readonly: nothing is sent" in screen.text("footer")
-        assert asked(screen) is None
+        assert screen.asked is None

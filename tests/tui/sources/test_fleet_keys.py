@@ -6,7 +6,6 @@ import asyncio
 from itertools import takewhile
 
 import pytest
-from textual.widgets import Input
 
 from tests.servers.pages import EngineFigures
 from tests.tui.sources.fleets import BEGIN, NAMES, SECONDS, Clock, fill, hear, still
@@ -64,15 +63,6 @@ def names(screen):
     return [next(name for name in NAMES if name[:4] == row[0][:4]) for row in rows]
 
 
-def asked(screen):
-    return screen.app._question.asked
-
-
-async def answer(screen, text):
-    screen.app.screen.query_one(Input).value = text
-    await screen.press("enter")
-
-
 @case("q")
 @case("q", of=SERVER_CASES)
 async def quits(screen, key):
@@ -124,7 +114,7 @@ async def inspects(screen, key):
 @case("escape")
 async def leaves_one_thing_at_a_time(screen, key):
     await screen.press("slash")
-    await answer(screen, "vllm")
+    await screen.answer("vllm")
     await screen.press("space", "i", "question_mark")
     for name in ("help", "inspect"):
         assert screen.widget(name).display
@@ -143,17 +133,17 @@ async def leaves_one_thing_at_a_time(screen, key):
 @case("slash")
 async def filters(screen, key):
     await screen.press(key)
-    assert asked(screen).label == "filter"
-    await answer(screen, "model-7b")
+    assert screen.asked.label == "filter"
+    await screen.answer("model-7b")
     assert names(screen) == ["alpha", "beta"]
     assert "of all 2 that tell now" in screen.text("fleet")
     await screen.press(key)
-    await answer(screen, "nobody")
+    await screen.answer("nobody")
     assert 'no server has "nobody"' in screen.text("fleet")
     await screen.press("enter")
     assert "select a server first" in screen.text("footer")
     await screen.press(key)
-    await answer(screen, "")
+    await screen.answer("")
     assert len(names(screen)) == len(NAMES)
 
 
@@ -228,11 +218,11 @@ async def goes_to_the_event_before(screen, key):
 @case("g", of=SERVER_CASES)
 async def goes_to_a_look(screen, key):
     await screen.press(key)
-    assert asked(screen).label == "to look"
-    await answer(screen, "1")
+    assert screen.asked.label == "to look"
+    await screen.answer("1")
     assert f"paused, {SECONDS} s ago" in screen.text("header")
     await screen.press(key)
-    await answer(screen, "soon")
+    await screen.answer("soon")
     assert "a look is a whole number, not 'soon'" in screen.text("footer")
 
 
@@ -247,8 +237,8 @@ async def has_no_speed(screen, key):
 @case("r", of=SERVER_CASES)
 async def records_all_of_them(screen, key, folder):
     await screen.press(key)
-    assert asked(screen).value.endswith(".jsonl.gz")
-    await answer(screen, str(folder / "kept.jsonl"))
+    assert screen.asked.value.endswith(".jsonl.gz")
+    await screen.answer(str(folder / "kept.jsonl"))
     assert "r ends it" in screen.text("footer")
     screen.app.say("")
     screen.clock.time += 1
@@ -258,7 +248,7 @@ async def records_all_of_them(screen, key, folder):
     items = list(read_items(folder / "kept.jsonl"))
     assert [item.name for item in items if isinstance(item, SourceHead)][: len(NAMES)] == list(NAMES)
     await screen.press(key)
-    await answer(screen, str(folder / "kept.jsonl"))
+    await screen.answer(str(folder / "kept.jsonl"))
     assert "exists already" in screen.text("footer")
 
 
