@@ -28,7 +28,7 @@ STILLS = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A picture of the end of a recording of servers: its file, what is played, its size, and the keys that lead to it."""
+    """The end of a recording of servers: the picture's file, what is played, the size, and the keys that lead there."""
 
     name: str
     recording: Path
