@@ -18,6 +18,7 @@ from tui.loads import LoadReader
 from tui.player import Player
 from tui.replay import FASTEST, SLOWEST, NoTrace, Replay, find_trace
 from tui.sources.targets import NO_SETTINGS, HttpSettings
+from tui.together import together
 from tui.view import Link, Playing, View
 
 
@@ -142,12 +143,7 @@ class Session:
             following.append(asyncio.create_task(self._watch(self._own.child)))
         if self._load_from_start:
             following.append(asyncio.create_task(self._start_replay(self.feed)))
-        try:
-            await asyncio.gather(*following)
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+        await together(following)
 
     async def change(self, changes: dict[str, Any]) -> Accepted:
         """Change the engine's control. Raises Refused or Unreachable."""

@@ -20,6 +20,7 @@ from tui.sources.finder import Found, NotFound, ask_version, find, kind_of, line
 from tui.sources.http import Answer, Http, NoAnswer, TooMuch
 from tui.sources.items import Failed, FailedPhase, Item, KvLink, KvMessage, KvPhase, Scrape, Slots, SourceHead
 from tui.sources.targets import HttpSettings, KvEndpoint, Target
+from tui.together import ended
 
 LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
 TIMEOUT_LOOKS = 3  # so many times the time between two looks
@@ -80,10 +81,7 @@ class Poller:
                     looks = math.floor((self._clock() - began) / pause) + 1
                     await asyncio.sleep(max(REST * self._work, began + looks * pause - self._clock()))
         finally:
-            tasks = self._beside(events)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ended(self._beside(events))
 
     def _beside(self, events: list[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         """What goes on between looks."""
@@ -213,8 +211,7 @@ class Poller:
         except ValueError as error:
             self._tell_link(endpoint, "failing", str(error))
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            await ended([asking])
 
     async def _ask_why(self, endpoint: KvEndpoint, away: asyncio.Event) -> None:
         """Why there is no connection, once in a while as long as there is none."""

@@ -16,6 +16,7 @@ from tui.sources.prefix_reader import PrefixReader
 from tui.sources.source import Source
 from tui.sources.tape import BUDGET
 from tui.sources.targets import HttpSettings, Target
+from tui.together import together
 
 AGAIN_SECONDS = 5.0  # until one that failed here is begun anew
 
@@ -51,12 +52,7 @@ class Watch:
         """Watch all of them until cancelled."""
         following = [asyncio.create_task(self._follow(*one)) for one in zip(self.targets, self.sources, strict=True)]
         following += [asyncio.create_task(self._read(reader)) for reader in self.texts.values()]
-        try:
-            await asyncio.gather(*following)
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+        await together(following)
 
     async def _follow(self, target: Target, source: Source) -> None:
         """One server, for ever. A fault of this program over what it said is told in its row, and nowhere else."""
