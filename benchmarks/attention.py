@@ -20,7 +20,6 @@ from kernels.attention import BACKENDS, AttentionMetadata, paged_attention, warm
 
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16  # SmolLM2-135M
 SCALE = HEAD_DIM**-0.5
-NUM_LAYERS = 30
 
 
 @dataclass(frozen=True)

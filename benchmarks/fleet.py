@@ -34,7 +34,6 @@ from tui.sources.targets import HttpSettings, target
 
 CPU_AIM = 0.15  # of a core
 SHOWS = "vLLM"  # on the screen once a server was found
-START_SECONDS = 30.0
 FIND_SECONDS = 5.0  # before the looks are counted
 
 

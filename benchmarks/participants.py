@@ -23,7 +23,6 @@ from benchmarks.streaming import complete
 from benchmarks.works import Work
 from loadgen.engine_process import EngineProcess, EngineStartError, engine_command
 
-START_TIMEOUT = 600.0  # seconds; the first start converts the model
 STOP_TIMEOUT = 3.0
 _TAIL = 15  # lines of a process's output to show when it fails
 _MESSAGE_BYTES = 64 * 1024 * 1024

@@ -32,11 +32,6 @@ class Tokens(msgspec.Struct, frozen=True):
     verdict: Verdict
     reason: str = ""
 
-    @property
-    def difference(self) -> int | None:
-        """How many more the server counted."""
-        return None if self.client is None or self.server is None else self.server - self.client
-
 
 class Found(msgspec.Struct, frozen=True):
     """Prompt tokens found in the prefix cache, `of` so many looked up, by one count; None: not told."""

@@ -23,13 +23,12 @@ def compare(*records: RequestRecord, prompt: int | None, generation: int | None,
 def test_equal_counts_agree() -> None:
     found = compare(record(), record(), prompt=40, generation=6)
     assert (found.prompt, found.generation) == (Tokens(40, 40, Verdict.AGREE), Tokens(6, 6, Verdict.AGREE))
-    assert found.prompt.difference == 0
 
 
 def test_other_counts_differ() -> None:
     found = compare(record(), prompt=25, generation=2)
-    assert (found.prompt.verdict, found.prompt.difference) == (Verdict.DIFFER, 5)
-    assert (found.generation.verdict, found.generation.difference) == (Verdict.DIFFER, -1)
+    assert (found.prompt.verdict, found.prompt.client, found.prompt.server) == (Verdict.DIFFER, 20, 25)
+    assert (found.generation.verdict, found.generation.client, found.generation.server) == (Verdict.DIFFER, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_a_server_that_tells_nothing() -> None:
     for parts in ([None], [{"prompt_tokens": 20}, None], []):
         found = agreement(figures, parts)
         assert (found.generation.verdict, found.generation.server) == (Verdict.UNKNOWN, None)
-    assert compare(record(), prompt=None, generation=3).prompt.difference is None
+    assert compare(record(), prompt=None, generation=3).prompt.server is None
 
 
 def test_the_parts_of_a_resumed_run_are_added_up() -> None:

@@ -44,7 +44,6 @@ class SourcePlayer(Played[Item]):
         self._reading = read_items(path)
         heads = self._read_heads()
         self._begin(heads[0].time, speed, clock, sleep)
-        self._recorded = heads[0].recorded
         self.span = Span(path, scan_after)
         self._wanted: Callable[[], bool] | None = None  # until this holds, all is handed over at once
         named = {head.source: head for head in heads}
@@ -79,10 +78,6 @@ class SourcePlayer(Played[Item]):
         """How far it has been played."""
         told = self.now() - self.began
         return Playing(told, self.duration, self.speed, self.playing, self.ended, self.waits, self.note)
-
-    def wall(self) -> float:
-        """The Unix time of that moment; 0 where the recording does not tell."""
-        return self._recorded + self.now() - self.began if self._recorded else 0.0
 
     def pause(self) -> None:
         """Stand still, also on the way to what was asked for."""
