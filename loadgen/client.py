@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 30.0  # seconds
 KEEP_ALIVE = 2.0  # seconds; servers drop idle connections after 5, and a request sent into that moment is lost
+UNREAD_SECONDS = (
+    1.0  # within which it is seen that a connection was closed already: later, the request may have been read
+)
 FIRST_RETRY = 0.5  # seconds, doubled with each one, where the server does not say when
 _READ_BUFFER = 4 * 1024 * 1024  # the library's 64 KiB would pause fast streams
 _READ_SIZE = 64 * 1024  # of one read from a socket; the event loop's 256 KiB comes from the system anew for each
@@ -58,29 +62,47 @@ def reason(error: Exception) -> str:
 class _Failure(Exception):
     """A response that is no complete answer. `wait`: seconds after which it may be tried again; None: it may not.
 
-    `refused`: the server said that it is too much just now.
+    `refused`: the server said that it is too much just now. `unread`: it had closed the connection of an earlier answer
+    when this request was sent there.
     """
 
     def __init__(
-        self, outcome: Outcome, detail: str, wait: float | None = None, *, code: str = "", refused: bool = False
+        self,
+        outcome: Outcome,
+        detail: str,
+        wait: float | None = None,
+        *,
+        code: str = "",
+        refused: bool = False,
+        unread: bool = False,
     ) -> None:
         super().__init__(detail)
         self.outcome = outcome
         self.wait = wait
         self.code = code
         self.refused = refused
+        self.unread = unread
 
 
 def open_http(access: Access = ANYBODY) -> aiohttp.ClientSession:
     """A connection pool without limit and without a time limit of its own. Raises OSError for a bad `ca_file`."""
     headers = OWN | access.sent
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(_note_reuse)
     return aiohttp.ClientSession(
+        trace_configs=[tracing],
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE, ssl=access.tls),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         read_bufsize=_READ_BUFFER,
     )
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    """Tell whoever sends a request that it goes over the connection of an earlier one."""
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.append(True)
 
 
 def _read_less_at_once(reply: aiohttp.ClientResponse) -> None:
@@ -212,8 +234,12 @@ async def _attempt(
     """Send a request and take its answer. `wait` is for one that may be tried again. Raises `_Failure`."""
     response.status = None
     headers = {REQUEST_ID: request_id} if request_id else None
+    reused: list[bool] = []
+    began = clock()
     try:
-        async with http.post(address, data=body, headers=headers, allow_redirects=False) as reply:
+        async with http.post(
+            address, data=body, headers=headers, allow_redirects=False, trace_request_ctx=reused
+        ) as reply:
             response.status = reply.status
             _read_less_at_once(reply)
             if reply.status != 200:
@@ -229,7 +255,10 @@ async def _attempt(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise _Failure(Outcome.CONNECTION, reason(error), wait) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise _Failure(Outcome.CUT, reason(error), wait if response.status is None else None) from None
+        unanswered = response.status is None
+        gone = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        unread = unanswered and bool(reused) and gone and clock() - began < UNREAD_SECONDS
+        raise _Failure(Outcome.CUT, reason(error), wait if unanswered else None, unread=unread) from None
 
 
 async def complete(
@@ -250,11 +279,14 @@ async def complete(
     `url` is the server's root, `timeout` the seconds from the first sending to the end of the answer. With `retries`
     a request is sent again where no answer began (no connection, or one that was dropped before a status) and after
     429 and 503, when the server says (Retry-After) or after half a second, doubled each time; unless that is past
-    the timeout, or more than `LONGEST_WAIT`. `refused_retries` is the same for 429 and 503 alone. With `stream` an
-    answer that is no stream is a failure. Cancelling leaves the outcome at interrupted.
+    the timeout, or more than `LONGEST_WAIT`. `refused_retries` is the same for 429 and 503 alone. One that met the
+    connection of an earlier answer closed goes to another at once, as in HTTP clients for which servers close idle
+    connections at will (RFC 9112, 9.6): llama.cpp does after each stream. With `stream` an answer that is no stream is
+    a failure. Cancelling leaves the outcome at interrupted.
     """
     response.sent = clock()
     deadline = response.sent + timeout
+    unread = 0
     try:
         async with asyncio.timeout(timeout):
             while True:
@@ -266,13 +298,17 @@ async def complete(
                     )
                 except _Failure as failure:
                     most = max(retries, refused_retries) if failure.refused else retries
-                    if failure.wait is None or response.retries >= most or clock() + failure.wait > deadline:
+                    tried = response.retries - unread
+                    if failure.unread:
+                        unread += 1
+                    elif failure.wait is None or tried >= most or clock() + failure.wait > deadline:
                         raise
-                    began = clock()
-                    await asyncio.sleep(failure.wait)
-                    if failure.refused:
-                        response.refusals += 1
-                        response.waited += clock() - began
+                    else:
+                        began = clock()
+                        await asyncio.sleep(failure.wait)
+                        if failure.refused:
+                            response.refusals += 1
+                            response.waited += clock() - began
                 response.retries += 1
     except _Failure as failure:
         response.outcome, response.detail = failure.outcome, hidden(http.headers, str(failure))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -414,6 +417,60 @@ async def test_a_connection_dropped_before_the_status_is_tried_again(monkeypatch
     monkeypatch.setattr(client, "FIRST_RETRY", 0.01)
     response, _ = await ask([Script(dropped=True), answer(["a"])], retries=1)
     assert (response.outcome, response.retries) == (Outcome.COMPLETED, 1)
+
+
+async def ask_twice(*scripts: Script) -> tuple[Response, GoldenServer]:
+    """The second answer, to a request over the connection of the first."""
+    left = iter(scripts)
+    async with GoldenServer(lambda _: next(left)) as server, open_http() as http:
+        for _ in range(2):
+            response = Response()
+            await complete(http, server.url, payload(), response, timeout=20.0, on_chunk=lambda: None)
+        return response, server
+
+
+async def test_a_request_that_meets_a_closed_connection_goes_to_another_at_once() -> None:
+    """As with llama.cpp, which closes each connection after a stream and does not say so."""
+    response, server = await ask_twice(answer(["a"]), Script(dropped=True), answer(["b"]))
+    assert (response.outcome, response.text, response.retries) == (Outcome.COMPLETED, "b", 1)
+    assert len(server.connections) == 2
+
+
+async def test_so_does_one_whose_connection_is_reset() -> None:
+    answered = b"".join(step.payload for step in answer(["a"]).steps if isinstance(step, Write))
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: {len(answered)}\r\n\r\n".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer once, and reset the connection when the next request comes."""
+        length = len(payload().body)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(length)
+        writer.write(head + answered)
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, open_http() as http:
+        for retries in (0, 1):
+            response = Response()
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await complete(http, url, payload(), response, timeout=20.0, on_chunk=lambda: None)
+            assert (response.outcome, response.text, response.retries) == (Outcome.COMPLETED, "a", retries)
+
+
+async def test_but_not_from_a_new_one() -> None:
+    response, server = await ask_twice(answer(["a"]), Script(dropped=True), Script(dropped=True))
+    assert (response.outcome, response.retries) == (Outcome.CUT, 1)
+    assert len(server.served) == 3
+
+
+async def test_nor_where_the_server_may_have_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "UNREAD_SECONDS", 0.05)
+    response, server = await ask_twice(answer(["a"]), Script(dropped=True, before_headers=0.2), answer(["b"]))
+    assert (response.outcome, response.retries) == (Outcome.CUT, 0)
+    assert len(server.served) == 2
 
 
 @pytest.mark.parametrize(
