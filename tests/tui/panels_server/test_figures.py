@@ -17,7 +17,7 @@ from tui import figures, scene
 from tui.focus import Focus, LedgersFocus, ServerFocus
 from tui.look import Look as ScreenLook
 from tui.panels.line import text_of
-from tui.panels.server import latency, plots, requests
+from tui.panels.server import latency, plots, requests, words
 from tui.panels.server.seen import Seen
 
 LOOK = ScreenLook()
@@ -378,3 +378,16 @@ def test_restarts_of_what_was_never_read_are_not_known():
     never = watched.frame(watched.server("vllm", made=Looks(), phase="failing", detail="connection refused"))
     assert re.search(r"restarts seen +— +nothing was read", text("control", never))
     assert re.search(r"restarts seen +0", text("control", watched.frame(watched.server("vllm"))))
+
+
+def test_the_mark_that_lines_are_left_out_does_not_stand_at_a_figure():
+    """It would read as a number that is cut."""
+    for line, kept in (
+        ([(" found tok    43,616 ", "value")], " found tok  43,616 …"),
+        ([(" found tok ", "dim"), ("   ", "text"), ("43,616", "value")], " found tok  43,616 …"),
+        ([(" few ", "value")], f"{' few ':19}…"),
+    ):
+        (shown,) = words.fitted([line, line], 1, 20, "…")
+        assert text_of(shown) == kept
+    (shown,) = words.fitted([[(" words that go on and on", "text")]] * 2, 1, 20, "…")
+    assert text_of(shown).rstrip().endswith("…")

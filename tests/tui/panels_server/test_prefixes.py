@@ -497,5 +497,5 @@ def test_what_is_not_connected_says_since_when():
 def test_lines_that_a_small_panel_has_no_room_for_leave_a_mark():
     rows_of = rows("sharing", of(watched.forest()), 23, 6)
     assert rows_of[2].endswith("…│")
-    assert re.search(r"found tok +\d[\d,]*…│", rows_of[2])
+    assert re.search(r"found tok +\d[\d,]* …│", rows_of[2])
     assert not any(line.endswith("…│") for line in rows("sharing", of(watched.forest()), 60, 30))

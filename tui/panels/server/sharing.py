@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tui import figures
 from tui.commands import Key, Reaction, Say
 from tui.look import Look
-from tui.panels.line import Line, fit, spread
+from tui.panels.line import Line, spread
 from tui.panels.server import choice, churn, plots, prefix_detail, prefix_runs, words
 from tui.panels.server.prefix_runs import Forest, forest_of, rows_of
 from tui.panels.server.seen import Seen, server_of
@@ -69,8 +69,8 @@ def draw(frame: Frame, width: int, height: int, look: Look, open_bottom: bool = 
     forest = _forest(frame)
     layout = Layout.of(seen, forest, inner, rows)
     body = list(layout.above)
-    if layout.left_out and body:  # a line leaves its last cell free
-        body[-1] = fit([*body[-1], (look.glyphs.more, "dim")], inner)
+    if layout.left_out and body:
+        body[-1] = words.marked(body[-1], inner, look.glyphs.more)
     right: Line = []
     if forest is not None:
         body += [prefix_runs.heads(forest, inner)] * layout.names

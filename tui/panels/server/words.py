@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from servers.dialects import BY_KIND
-from tui.panels.line import Line, breaks, clean, cut
+from tui.panels.line import Line, breaks, clean, cut, fit, text_of
 from tui.sources.view import ServerView
 
 NOT_ON_PAGE = "its page does not tell it"
@@ -23,6 +25,7 @@ NO_CONTROL = "nothing can be switched from here on this server: its settings are
 _KV_PLACES = "tcp://HOST:5557,tcp://HOST:5558"
 AT_END = "counted when a request ends"
 STEPS = "the engine's step stream tells it"
+_GAP = re.compile(r" {2,}(?=\S|$)")  # between a word and its figure
 
 
 def title(kind: str) -> str:
@@ -63,7 +66,27 @@ def fitted(lines: list[Line], rows: int, width: int, more: str) -> list[Line]:
     """As many lines as there is room for; the last one shows that there were others."""
     if len(lines) <= rows or rows < 1:
         return lines[: max(0, rows)]
-    return [*lines[: rows - 1], cut([*lines[rows - 1], (" " * width, "text")], width - 1, more)]
+    return [*lines[: rows - 1], marked(lines[rows - 1], width, more)]
+
+
+def marked(line: Line, width: int, more: str) -> Line:
+    """A line with the mark that more follow at its end, a cell apart: figures move to the left for it where there is a
+    gap, for behind one it would say that it is cut, and words give way."""
+    end = len(text_of(line).rstrip())
+    over = end + 1 + len(more) - width
+    if over > 0 and (line := _closer(line, over)) and len(text_of(line).rstrip()) == end:
+        return cut([*line, (" " * width, "text")], width - 1, more)
+    return [*fit(line, width - len(more)), (more, "dim")]
+
+
+def _closer(line: Line, cells: int) -> Line:
+    """A line with so many cells less in its widest gap; as it is where no gap has them to spare."""
+    gaps = [(len(gap[0]), at, gap.start()) for at, (text, _) in enumerate(line) for gap in _GAP.finditer(text)]
+    wide, at, start = max(gaps, default=(0, 0, 0))
+    if wide <= cells:
+        return line
+    text, role = line[at]
+    return [*line[:at], (text[:start] + text[start + cells :], role), *line[at + 1 :]]
 
 
 def told(text: str, width: int, role: str = "dim") -> list[Line]:
