@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar, cast
@@ -102,7 +103,7 @@ def lives_on(before: EngineInfo | EngineHead, now: EngineInfo | EngineHead) -> b
     return now.restarts > before.restarts and now.started > before.started
 
 
-class Lines(Generic[L]):
+class Lines(ABC, Generic[L]):
     """A recording's lines in order, one at a time, each decoded: plain or gzip, as far as the file goes.
 
     `line` and `offset` (bytes, uncompressed) are those of the last one; `note` says at the end how the file is broken,
@@ -134,9 +135,9 @@ class Lines(Generic[L]):
     def close(self) -> None:
         self._lines.close()
 
+    @abstractmethod
     def _in_order(self) -> Iterator[L]:
         """What the lines say, without what cannot be gone on from."""
-        raise NotImplementedError
 
     def _check(self, item: L) -> None:
         """Raise RecordingError where an item cannot stand at this line."""
