@@ -9,6 +9,9 @@ import msgspec
 from engine.kv_endpoint import KvPublishing
 from engine.protocol import Control, Quantize
 
+# none: nothing is handed over. shared_memory: between engines of one host. parent: blocks of other hosts are fetched by
+# whoever started the engine; those of its own host are read as with shared_memory.
+Transport = Literal["none", "shared_memory", "parent"]
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_KV_MEMORY = 512 * 1024 * 1024
 
@@ -34,4 +37,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     kv_events: KvPublishing | None = None  # where what changes in the prefix cache is published; None: nowhere
+    name: str = ""  # of an engine that is one of several
+    transfer: Transport = "none"  # how KV comes from other engines
+    lease_seconds: float = 30.0  # that blocks are kept for an engine that does not say it has them
+    transfer_seconds: float = 20.0  # after which one that waits for blocks computes them itself
+    tell_kv: bool = False  # what changes in the prefix cache, to the process that routes by it
+    threads: int | None = None  # of the numerics; None: the machine's cores
     restarts: int = 0  # how often an engine was started before this one, after deaths

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -31,23 +31,30 @@ from engine.messages import (
     GetBlockTokens,
     GetRequestTokens,
     GetSnapshot,
+    KvNews,
     ListRequests,
     Located,
     Output,
     Outputs,
+    Pull,
+    Pulled,
     Ready,
+    Release,
     Reply,
     RequestTokens,
     SetControl,
     Shutdown,
     Start,
     Step,
+    Taken,
     ToCore,
 )
 from engine.protocol import Control, EngineInfo, FinishReason
+from engine.transfer.offer import Compatibility
 from engine.watchdog import HUNG
 
 Sink = Callable[[Output], None]
+Aside = Taken | Pull | KvNews | Output  # an Output only with an offer, of a request that nobody waits for any more
 WATCH_SECONDS = 1.0  # between two looks at whether the core is silent, at most
 IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
 LAST_SECONDS = 0.8  # between the end of a core's socket and that of its process, which tells what it died of
@@ -94,8 +101,32 @@ class Cleared(NamedTuple):
     seq: int
 
 
+class Core(Protocol):
+    """A core somewhere, and our end of the socket to it: frames, as `engine.framing` makes them. It ends when the
+    socket closes, and the socket when it ends."""
+
+    socket: socket.socket
+    shares_clock: bool  # whether its monotonic clock is this machine's
+
+    def ending(self) -> str:
+        """How it ended, for a person."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended. Raises TimeoutError."""
+        ...
+
+    def stop(self, timeout: float) -> None:
+        """Close the socket, wait, and kill what has not ended by then."""
+        ...
+
+
 class CoreProcess:
     """The child process and our end of its socket. It ends when the socket closes."""
+
+    shares_clock = True
 
     def __init__(self, config: EngineConfig) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,14 +157,24 @@ class CoreProcess:
             return "the engine process ended itself: a step did not end (--step-timeout)"
         return f"the engine process ended with exit code {code}"
 
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until it has ended. Raises TimeoutError."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the engine process has not ended after {timeout} s") from None
+
     def stop(self, timeout: float) -> None:
         """Close the socket, wait, and kill what has not ended by then."""
         self.socket.close()
         try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.wait(timeout)
+        except TimeoutError:
+            self.kill()
+            self.wait()
 
 
 class CoreClient:
@@ -142,10 +183,18 @@ class CoreClient:
     `on_step` gets each record as (seq, JSON), in order; numbers that are missing were dropped by the core.
     After the core's death every stream ends with an error and every call raises EngineDiedError. A core that says
     nothing for `silence` seconds (0: however long) while somebody waits for it is killed: it may have been stopped.
+    `on_aside` gets what is for no sink: of blocks handed over, and of the prefix cache.
     """
 
-    def __init__(self, core: CoreProcess, on_step: Callable[[int, bytes], None], silence: float = 0.0) -> None:
+    def __init__(
+        self,
+        core: Core,
+        on_step: Callable[[int, bytes], None],
+        silence: float = 0.0,
+        on_aside: Callable[[Aside], None] = lambda aside: None,
+    ) -> None:
         self._core = core
+        self._on_aside = on_aside
         self._silence = silence
         self._on_step = on_step
         self._live: dict[str, Live] = {}
@@ -164,6 +213,7 @@ class CoreClient:
         self.death: EngineDiedError | None = None
         self.in_force: ControlInForce | None = None
         self.kv_events: KvPublishing | None = None  # where they are published, once the core is ready
+        self.compatibility: Compatibility | None = None  # of one that can hand over, once it is ready
 
     @property
     def ready(self) -> bool:
@@ -191,16 +241,16 @@ class CoreClient:
         except Exception as error:  # what comes makes no sense, or whoever is told of it fails: trust neither
             _log.exception("what the engine's process tells cannot be taken")
             self._fatal = Fatal(f"what the engine told could not be taken: {error}", unusable=False)
-            self._core.process.kill()
+            self._core.kill()
         finally:
             watching.cancel()
         try:
-            await asyncio.to_thread(self._core.process.wait, LAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._core.process.kill()
+            await asyncio.to_thread(self._core.wait, LAST_SECONDS)
+        except TimeoutError:
+            self._core.kill()
         self._fail()
         self._writer.transport.abort()  # the end of what comes does not close it, and cycles are collected rarely
-        await asyncio.to_thread(self._core.process.wait)  # a driver may hold it for long
+        await asyncio.to_thread(self._core.wait)  # a driver may hold it for long
 
     async def _read(self, reader: asyncio.StreamReader, on_ready: Callable[[Ready], None]) -> None:
         splitter = FrameSplitter()
@@ -210,7 +260,7 @@ class CoreClient:
                 message = decode_from_core(body)
                 if isinstance(message, Ready):
                     self.info, self.in_force = message.engine, ControlInForce(message.control, 0)
-                    self.kv_events = message.kv_events
+                    self.kv_events, self.compatibility = message.kv_events, message.compatibility
                     on_ready(message)
                     self._tell_progress()
                 else:
@@ -225,7 +275,7 @@ class CoreClient:
                 self._heard = now
             elif now - self._heard > self._silence:
                 self._fatal = Fatal(f"the engine process said nothing for {self._silence:g} s", unusable=False)
-                self._core.process.kill()
+                self._core.kill()
                 return
 
     def add(self, message: Add, sink: Sink, answer: str) -> None:
@@ -241,7 +291,7 @@ class CoreClient:
         for request in reporting:
             if request in self._live:
                 raise ValueError(f"request {request} lives already")
-        self._send(msgspec.structs.replace(message, arrived=time.monotonic()))
+        self._send(msgspec.structs.replace(message, arrived=time.monotonic() if self._core.shares_clock else None))
         self._live.update(dict.fromkeys(reporting, Live(sink, answer, is_search)))
         if message.siblings:
             self._tied[message.request] = message.siblings
@@ -253,6 +303,16 @@ class CoreClient:
             self._tied.pop(request, None)
         if ended and self.death is None:
             self._send(Abort(ended, reason))
+
+    def release(self, leases: Sequence[str]) -> None:
+        """Nobody reads the blocks that this engine offered under these leases."""
+        if self.death is None:
+            self._send(Release(tuple(leases)))
+
+    def pulled(self, request: str, error: str = "") -> None:
+        """A `Pull` of this engine's is over."""
+        if self.death is None:
+            self._send(Pulled(request, error))
 
     def cancel(self, name: str) -> tuple[str, ...]:
         """Abort a live request, and whoever cannot go on without it, or all live requests of an answer.
@@ -346,9 +406,9 @@ class CoreClient:
         """Ask the core to end, and see that it does."""
         with contextlib.suppress(EngineDiedError, OSError):
             self._send(Shutdown())
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(TimeoutError):
             # One that still loads does not listen yet, and has nothing to lose.
-            await asyncio.to_thread(self._core.process.wait, timeout if self.info is not None else 0)
+            await asyncio.to_thread(self._core.wait, timeout if self.info is not None else 0)
         if self._writer is not None:
             self._writer.transport.abort()
         await asyncio.to_thread(self._core.stop, 1.0 if self.info is not None else 0)
@@ -391,6 +451,8 @@ class CoreClient:
                 future = self._calls.get(call)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case Taken() | Pull() | KvNews():
+                self._on_aside(message)
             case Fatal():
                 self._fatal = message
             case Located():
@@ -401,8 +463,10 @@ class CoreClient:
 
     def _deliver(self, output: Output) -> None:
         live = self._live.get(output.request)
-        if live is None:
-            return  # it was aborted here, and that had not reached the core yet
+        if live is None:  # it was aborted here, and that had not reached the core yet
+            if output.offer is not None:
+                self._on_aside(output)
+            return
         if output.finished is not None:
             del self._live[output.request]
         if output.finished is not None or output.token_id is not None:

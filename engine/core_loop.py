@@ -27,6 +27,8 @@ from engine.messages import (
     ListRequests,
     Output,
     Outputs,
+    Pulled,
+    Release,
     Reply,
     RequestTokens,
     SetControl,
@@ -156,6 +158,8 @@ class CoreLoop:
                 self._running = False
             case BadFrame():
                 raise message
+            case Release() | Pulled():
+                raise NotImplementedError  # skeleton: the core's builder
             case Start():
                 raise BadFrame("the engine was told to start twice")
             case _:

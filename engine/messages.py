@@ -9,6 +9,7 @@ from engine.kv_endpoint import KvPublishing
 from engine.plan import ScoredToken
 from engine.protocol import Control, EngineInfo, FinishReason
 from engine.sampling_params import SamplingParams, SchedulingParams
+from engine.transfer.offer import Compatibility, Offer, PoolPlace
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -23,6 +24,11 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     Sibling i (from 1) draws with seed + i. With `sampling.beam` they are the other beams, and only `request` reports.
     `arrived`: when it was sent, on the machine's monotonic clock. The core reads between two steps, and what a request
     waits for that counts too.
+
+    With `hand_over` the prompt is computed here and the first tokens are drawn, and then it goes on elsewhere: the
+    request's last `Output` has the offer. Whoever goes on, there or after an engine's death, tells what there is:
+    `generated` has the tokens of the request and of each sibling so far, `places` the place of each in its family,
+    where some have ended (their seeds follow from it); `offer` where KV can be had (without one it is computed again).
     """
 
     request: str
@@ -31,6 +37,10 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     scheduling: SchedulingParams = SchedulingParams()
     siblings: tuple[str, ...] = ()
     arrived: float | None = None
+    hand_over: bool = False
+    offer: Offer | None = None
+    generated: tuple[tuple[int, ...], ...] = ()
+    places: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +89,19 @@ class ClearCache(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """Whoever was offered these leases reads their blocks no more. Unknown ones, which have expired, are left alone."""
+
+    leases: tuple[str, ...]
+
+
+class Pulled(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Pull`: the blocks are filled, or `error` says why not. Nothing touches them any more."""
+
+    request: str
+    error: str = ""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -96,6 +119,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     engine: EngineInfo
     control: Control
     kv_events: KvPublishing | None = None
+    compatibility: Compatibility | None = None  # of an engine that can hand over, or take over
 
 
 class Fatal(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +162,40 @@ class Output(msgspec.Struct, frozen=True, tag=True, gc=False):
     prompt_start: int = 0  # the place in the prompt of the first of `prompt_logprobs`
     prompt_logprobs: tuple[ScoredToken, ...] = ()
     beams: tuple[BeamOutput, ...] = ()  # with the end of a beam search, best first
+    offer: Offer | None = None  # with the end of a request that was to be handed over, and is not over
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """This engine reads an offer's blocks no more: it has them, gave up, or never began. `error`: it does without."""
+
+    request: str
+    lease: str
+    blocks: int = 0  # that were moved
+    nbytes: int = 0
+    waited: float = 0.0  # seconds until it had blocks for it
+    moved: float = 0.0  # seconds from then on
+    error: str = ""
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    """Whoever started this engine is to fill blocks of `into` with another engine's, which is on another host.
+
+    Each pair is (block of the offer's pool, block of `into`). Answered by `Pulled`, always.
+    """
+
+    request: str
+    offer: Offer
+    into: PoolPlace
+    pairs: tuple[tuple[int, int], ...]
+
+
+class KvNews(msgspec.Struct, frozen=True, tag=True):
+    """What one step changed in the prefix cache, for the router: names of blocks as `engine.kv_events.event_hash` makes
+    them. `cleared` came first, then `removed`, then `stored`."""
+
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    cleared: bool = False
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
@@ -187,5 +245,5 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
 
 
 Call = SetControl | GetSnapshot | ListRequests | GetRequestTokens | GetBlockTokens | ClearCache
-ToCore = Start | Add | Abort | Call | Shutdown
-FromCore = Located | Ready | Fatal | Outputs | Step | Reply
+ToCore = Start | Add | Abort | Release | Pulled | Call | Shutdown
+FromCore = Located | Ready | Fatal | Outputs | Taken | Pull | KvNews | Step | Reply

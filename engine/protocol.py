@@ -23,8 +23,8 @@ Batching = Literal["continuous", "static"]
 Allocation = Literal["paged", "reserved"]
 BlockState = Literal["free", "cached", "reserved", "filling", "full", "shared"]
 RowKind = Literal["prefill", "decode", "fork", "held"]
-RequestStatus = Literal["waiting", "running", "held"]
-FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
+RequestStatus = Literal["waiting", "running", "held", "sending", "receiving"]
+FinishReason = Literal["stop", "length", "abort", "error", "deadline", "handed_over"]
 ReservedFit = Literal["first", "best"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest_prefill", "fair"]
 Preempt = Literal["recompute", "swap", "auto"]
@@ -133,6 +133,8 @@ class Joined(msgspec.Struct, frozen=True):
     swapped_tokens: int = 0  # brought back from host memory
     swapped_blocks: int = 0
     recomputed_tokens: int = 0  # had KV before it was preempted, and are computed again
+    received_tokens: int = 0  # whose KV came from another engine
+    received_blocks: int = 0
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +175,44 @@ class Left(msgspec.Struct, frozen=True):
 
     request: str
     reason: FinishReason
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """A request's prompt is computed and its first token drawn; it leaves the batch and goes on in another engine. Its
+    blocks are kept until that one has them, or until `deadline`."""
+
+    request: str
+    lease: str
+    tokens: int  # whose KV is offered
+    blocks: int
+    nbytes: int
+    deadline: float
+
+
+class Receiving(msgspec.Struct, frozen=True):
+    """A waiting request has taken blocks; the KV of `tokens` tokens is on its way into `blocks` of them, after the
+    `cached_tokens` that were found here. It joins the batch when it has come."""
+
+    request: str
+    lease: str
+    engine: str  # whose KV it is
+    cached_tokens: int
+    tokens: int
+    blocks: int
+    nbytes: int
+
+
+class Transferred(msgspec.Struct, frozen=True):
+    """A transfer ended, on this side of it. With an `error` the request, if it lives, has given its blocks back and
+    waits to compute what did not come (received), or nobody has asked for the blocks in time (sent)."""
+
+    request: str
+    lease: str
+    side: Literal["sent", "received"]
+    blocks: int
+    nbytes: int
+    seconds: float  # from Offered or Receiving on
+    error: str = ""
 
 
 class TableChange(msgspec.Struct, frozen=True):
@@ -295,6 +335,9 @@ class Record(msgspec.Struct, frozen=True, tag="step"):
     host_blocks: int = 0  # of the swap space, in use
     parts: Parts | None = None  # None: not measured (a GPU), or nothing was computed
     fault: str = ""  # what went wrong in this step, for a person; whoever it cost their answer has left as `error`
+    offered: tuple[Offered, ...] = ()
+    receiving: tuple[Receiving, ...] = ()
+    transferred: tuple[Transferred, ...] = ()
 
 
 class RequestState(msgspec.Struct, frozen=True):
@@ -338,6 +381,10 @@ class Counters(msgspec.Struct, frozen=True):
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     recomputed_tokens: int = 0
+    handed_over: int = 0  # requests that go on in another engine
+    received: int = 0  # requests whose KV came from another engine
+    received_blocks: int = 0
+    transfers_failed: int = 0  # on either side
 
 
 # The counter of each way to end.
@@ -347,6 +394,7 @@ ENDINGS: dict[FinishReason, str] = {
     "abort": "aborted",
     "error": "failed",
     "deadline": "expired",
+    "handed_over": "handed_over",
 }
 
 
@@ -396,6 +444,8 @@ class LiveRequests(msgspec.Struct, frozen=True):
     running: int
     held: int
     requests: tuple[LiveRequest, ...]
+    sending: int = 0
+    receiving: int = 0
 
 
 class RequestText(msgspec.Struct, frozen=True):
@@ -534,6 +584,9 @@ def counted(counters: Counters, record: Record) -> Counters:
         counts["forks"] += joined.parent is not None
         counts["swapped_in_blocks"] += joined.swapped_blocks
         counts["recomputed_tokens"] += joined.recomputed_tokens
+        counts["received"] += bool(joined.received_blocks)
+        counts["received_blocks"] += joined.received_blocks
+    counts["transfers_failed"] += sum(bool(one.error) for one in record.transferred)
     for ended in (*record.held, *record.left):
         counts[ENDINGS[ended.reason]] += 1
     return Counters(**counts)

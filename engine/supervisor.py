@@ -15,7 +15,7 @@ import msgspec
 
 from engine import log
 from engine.config import EngineConfig
-from engine.core_client import CoreClient, CoreProcess, EngineDiedError
+from engine.core_client import Core, CoreClient, CoreProcess, EngineDiedError
 from engine.server.settings import Recovery
 
 BACK_OFF = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # seconds before a start, by the deaths in a row before it
@@ -48,9 +48,9 @@ class Supervisor:
         self,
         config: EngineConfig,
         recovery: Recovery,
-        first: CoreProcess,
-        serve: Callable[[CoreProcess], Awaitable[CoreClient]],
-        start: Callable[[EngineConfig], CoreProcess] = CoreProcess,
+        first: Core,
+        serve: Callable[[Core], Awaitable[CoreClient]],
+        start: Callable[[EngineConfig], Core] = CoreProcess,
     ) -> None:
         self._config = config
         self._recovery = recovery

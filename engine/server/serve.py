@@ -14,7 +14,7 @@ from aiohttp import web
 
 from engine import log
 from engine.config import EngineConfig
-from engine.core_client import CoreClient, CoreProcess
+from engine.core_client import Core, CoreClient
 from engine.garbage import give_back, look_rarely
 from engine.server.app import make_app
 from engine.server.connections import listen
@@ -30,7 +30,7 @@ FLUSH_SECONDS = 2.0  # that answers which have ended have to be written out
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def serve(config: EngineConfig, core: CoreProcess, listener: socket.socket, settings: ServeSettings) -> int:
+async def serve(config: EngineConfig, core: Core, listener: socket.socket, settings: ServeSettings) -> int:
     """Serve until a signal, or until the engine cannot be kept alive; returns the exit code.
 
     A signal lets live requests end within `drain_timeout`; a second one ends them, a third one this process.
@@ -83,7 +83,7 @@ class _Asked:
     def _once_more(self, number: int) -> None:
         self._count += 1
         if self._count > 2:
-            self._supervisor.core.process.kill()  # one that hangs or is stopped would not notice
+            self._supervisor.core.kill()  # one that hangs or is stopped would not notice
             os._exit(128 + number)
         self._more.set()
 
@@ -130,7 +130,7 @@ class _Server:
         self._service = service
         self._listener = listener
 
-    async def live(self, core: CoreProcess) -> CoreClient:
+    async def live(self, core: Core) -> CoreClient:
         """Serve with it until it is dead. Raises GaveUp where no start can help."""
         service = self._service
         client = CoreClient(core, service.on_step, silence(self._config))

@@ -1,0 +1,1 @@
+"""Several engines behind one endpoint: who computes what, who hands over to whom, who comes and goes."""
