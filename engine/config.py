@@ -38,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     kv_events: KvPublishing | None = None  # where what changes in the prefix cache is published; None: nowhere
     name: str = ""  # of an engine that is one of several
+    host: str = ""  # who says the same can read its memory; "": this machine's own name for itself
     transfer: Transport = "none"  # how KV comes from other engines
     lease_seconds: float = 30.0  # that blocks are kept for an engine that does not say it has them
     transfer_seconds: float = 20.0  # after which one that waits for blocks computes them itself
