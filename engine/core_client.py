@@ -309,10 +309,10 @@ class CoreClient:
         if self.death is None:
             self._send(Release(tuple(leases)))
 
-    def pulled(self, request: str, error: str = "") -> None:
-        """A `Pull` of this engine's is over."""
+    def pulled(self, request: str, lease: str, error: str = "") -> None:
+        """A `Pull` of this engine's is over; `lease` is its offer's."""
         if self.death is None:
-            self._send(Pulled(request, error))
+            self._send(Pulled(request, lease, error))
 
     def cancel(self, name: str) -> tuple[str, ...]:
         """Abort a live request, and whoever cannot go on without it, or all live requests of an answer.

@@ -96,9 +96,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pulled(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `Pull`: the blocks are filled, or `error` says why not. Nothing touches them any more."""
+    """The answer to a `Pull`: the blocks are filled, or `error` says why not. Nothing touches them any more.
+
+    `lease` is that of the `Pull`'s offer: an answer that comes twice ends no later transfer of the same request.
+    """
 
     request: str
+    lease: str
     error: str = ""
 
 

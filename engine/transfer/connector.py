@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.transfer.offer import Offer
+from engine.transfer.offer import Compatibility, Offer
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -36,6 +36,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 class KVConnector(Protocol):
     """How blocks come and go. An engine without one offers nothing and takes nothing."""
+
+    @property
+    def compatibility(self) -> Compatibility:
+        """What another engine must have in common with this one, so that either can go on with the other's KV."""
+        ...
 
     def available(self, offer: Offer, found: int) -> int:
         """How many tokens can be had of an offer beyond the `found` ones that are here, in whole blocks of these.

@@ -13,6 +13,7 @@ class PoolPlace(msgspec.Struct, frozen=True):
 
     host: str  # whoever has the same one can open `path`, and has the same monotonic clock
     path: str  # of the mapping; it goes with its process
+    name: str  # of the memory at `path`: another process may come to have the number of one that died
     nbytes: int
     shape: tuple[int, ...]  # [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]
     strides: tuple[int, ...]
