@@ -383,6 +383,7 @@ class Counters(msgspec.Struct, frozen=True):
     recomputed_tokens: int = 0
     handed_over: int = 0  # requests that go on in another engine
     received: int = 0  # requests whose KV came from another engine
+    received_tokens: int = 0
     received_blocks: int = 0
     transfers_failed: int = 0  # on either side
 
@@ -585,6 +586,7 @@ def counted(counters: Counters, record: Record) -> Counters:
         counts["swapped_in_blocks"] += joined.swapped_blocks
         counts["recomputed_tokens"] += joined.recomputed_tokens
         counts["received"] += bool(joined.received_blocks)
+        counts["received_tokens"] += joined.received_tokens
         counts["received_blocks"] += joined.received_blocks
     counts["transfers_failed"] += sum(bool(one.error) for one in record.transferred)
     for ended in (*record.held, *record.left):
