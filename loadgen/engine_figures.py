@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.protocol import Control, Counters, Record, SharingLedger, Snapshot, WasteLedger, counted
+from loadgen.interference import Interference
+from loadgen.transfers import Transfers
 
 Figure = float | int | str | bool | list[str] | None
 
@@ -75,6 +77,8 @@ class EngineFigures:
     next_seq: int = field(init=False)
     began: float = field(init=False)
     lost_records: int = 0
+    interference: Interference = field(default_factory=Interference)
+    transfers: Transfers = field(default_factory=Transfers)
     moments: list[Moment] = field(default_factory=list)  # every `_keep_every`-th record's
     _keep_every: int = 1
     _records: int = 0
@@ -130,6 +134,8 @@ class EngineFigures:
             self._longest_step = max(seconds, self._longest_step or 0.0)
             self._rows += len(record.rows)
             self._peak_rows = max(self._peak_rows, len(record.rows))
+            self.interference.add(record, seconds)
+        self.transfers.add(record)
         self._keep(record)
 
     def _keep(self, record: Record) -> None:
@@ -184,8 +190,8 @@ class EngineFigures:
     def figures(self, last: Snapshot) -> dict[str, Figure]:
         """The figures of the window from the first snapshot to `last`. Raises `ValueError` across a restart.
 
-        Totals are differences of the engine's own counters, so lost records do not shorten them; means, peaks and
-        the seconds of transfer are of the records that came.
+        Totals are differences of the engine's own counters, so lost records do not shorten them; means, peaks,
+        percentiles, the seconds of transfer and what went to other engines are of the records that came.
         """
         if last.engine.started_unix != self.first.engine.started_unix or last.seq < self.first.seq:
             raise ValueError("the engine was restarted during the run")
@@ -214,6 +220,7 @@ class EngineFigures:
             "max_step_ms": None if self._longest_step is None else self._longest_step * 1000,
             "mean_batch_rows": _share(self._rows, self._steps),
             "peak_batch_rows": self._peak_rows,
+            **self.interference.figures(),
             "prefill_tokens": counted["prefill_tokens"],
             "decode_tokens": counted["decode_tokens"],
             "held_tokens": counted["held_tokens"],
@@ -249,6 +256,7 @@ class EngineFigures:
             "resumed_looked_up_tokens": shared["resumed_looked_up_tokens"],
             "resumed_found_tokens": resumed_found,
             "tokens_not_recomputed": found + resumed_found,
+            **self.transfers.figures(),
             "records_lost": self.lost_records,
         }
 

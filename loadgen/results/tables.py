@@ -28,6 +28,14 @@ ENGINE_ROWS = (
     ("mean_step_ms", "mean step (ms)"),
     ("mean_batch_rows", "mean rows of a step"),
     ("peak_batch_rows", "peak rows of a step"),
+    ("decode_steps_alone", "steps with decodes alone"),
+    ("p50_decode_step_alone_ms", "  p50 (ms)"),
+    ("p99_decode_step_alone_ms", "  p99 (ms)"),
+    ("max_decode_step_alone_ms", "  longest (ms)"),
+    ("decode_steps_mixed", "steps with decodes and prefill tokens"),
+    ("p50_decode_step_mixed_ms", "  p50 of these (ms)"),
+    ("p99_decode_step_mixed_ms", "  p99 of these (ms)"),
+    ("max_decode_step_mixed_ms", "  longest of these (ms)"),
     ("prefill_tokens", "prefill tokens"),
     ("decode_tokens", "decode tokens"),
     ("held_tokens", "held tokens (padding of static batches)"),
@@ -55,6 +63,18 @@ ENGINE_ROWS = (
     ("found_copied_tokens", "  of both, copied out of a part of a block"),
     ("evicted_tokens", "  tokens missed: cached once, evicted since"),
     ("tokens_not_recomputed", "prompt tokens not recomputed"),
+    ("sent_requests", "requests handed over to other engines"),
+    ("sent_blocks", "  blocks"),
+    ("sent_bytes", "  bytes"),
+    ("p50_sent_ms", "  blocks held for it, p50 (ms)"),
+    ("p99_sent_ms", "  blocks held for it, p99 (ms)"),
+    ("sent_expired", "  leases that expired"),
+    ("received_requests", "requests received from other engines"),
+    ("received_blocks", "  blocks moved"),
+    ("received_bytes", "  bytes moved"),
+    ("p50_received_ms", "  time of a transfer, p50 (ms)"),
+    ("p99_received_ms", "  time of a transfer, p99 (ms)"),
+    ("received_failed", "  transfers that failed"),
     ("records_lost", "step records lost"),
     ("peak_rss_bytes", "peak memory of the engine's processes, summed"),
 )
@@ -75,6 +95,13 @@ ONLY_IF_ANY = frozenset(
         "found_decoded_tokens",
         "found_copied_tokens",
         "evicted_tokens",
+        *(f"{statistic}_decode_step_{steps}_ms" for statistic in ("p50", "p99", "max") for steps in ("alone", "mixed")),
+        *(
+            f"{side}_{what}"
+            for side in ("sent", "received")
+            for what in ("requests", "blocks", "bytes", "expired", "failed")
+        ),
+        *(f"{statistic}_{side}_ms" for statistic in ("p50", "p99") for side in ("sent", "received")),
     }
 )
 
