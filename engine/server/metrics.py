@@ -16,6 +16,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -62,14 +63,14 @@ class Metrics:
     """Takes every record in order; `text()` is the exposition.
 
     When records are missing, nothing is taken until `resume` gets a snapshot: what was lost is counted in
-    `paged:lost_records_total` and is in no histogram.
+    `paged:lost_records_total` and is in no histogram. `engine` is what this one is called beside others.
     """
 
-    def __init__(self, info: EngineInfo, model_name: str) -> None:
+    def __init__(self, info: EngineInfo, model_name: str, engine: str = "0") -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._labels = {"model_name": model_name, "engine": engine}
         self._totals: list[Total] = []
         self._num_blocks = info.num_blocks
         self._live: dict[str, RequestTimes] = {}
@@ -123,7 +124,7 @@ class Metrics:
             "num_gpu_blocks": str(info.num_blocks),
             "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
             "cache_dtype": info.dtype,
-            "engine": "0",
+            "engine": engine,
         }
         Gauge(
             "vllm:cache_config_info", "The block pool, in labels", tuple(cache_config), registry=self._registry
@@ -181,6 +182,10 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """What the exposition is of, to be told together with others'."""
+        return self._registry.collect()
 
     def observe(self, record: Record) -> None:
         """Take the next record; sets `lost` if records before it are missing."""
