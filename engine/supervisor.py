@@ -1,6 +1,7 @@
 """Keeps an engine core alive: when its process dies after it has served, another one is started in its place.
 
-Deaths that follow each other closely wait longer and longer for the next start; the control in force is kept.
+Deaths that follow each other closely wait longer and longer for the next start; the control in force is kept. One of
+several engines is told of by its name.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from engine import log
 from engine.config import EngineConfig
 from engine.core_client import Core, CoreClient, CoreProcess, EngineDiedError
 from engine.server.settings import Recovery
+from engine.watchdog import COMPILE_SECONDS, GRACE
 
 BACK_OFF = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # seconds before a start, by the deaths in a row before it
 STEADY = 10.0  # seconds: an engine that has served for so long does not belong to the row
@@ -30,6 +33,10 @@ class Death(NamedTuple):
     number: int
 
 
+class CannotStart(Exception):
+    """No engine can be started now; the message tells a person why. Another time it may be possible."""
+
+
 class GaveUp(Exception):
     """The engine cannot be kept alive; `unusable` is a setting that no start can serve with."""
 
@@ -41,7 +48,7 @@ class GaveUp(Exception):
 class Supervisor:
     """One core after the other: `serve` serves with a process until it is dead, and returns the client that it had.
 
-    `first` is there already, for it takes longest to start; `start` makes another.
+    `first` is there already, for it takes longest to start; `start` makes another, in a thread: it may wait.
     """
 
     def __init__(
@@ -89,21 +96,45 @@ class Supervisor:
                 self.last = Death(str(death), time.time(), self.deaths + 1)
                 self._give_up(death, has_served, failed_starts)
                 wait = BACK_OFF[min(in_a_row, len(BACK_OFF)) - 1]
-                message = f"{death}; another one is started{f' in {wait:g} s' if wait else ''}"
+                message = f"{self._told(death)}; another one is started{f' in {wait:g} s' if wait else ''}"
                 log.say(message, level=logging.ERROR, name="engine_died", deaths=self.deaths, wait=wait)
                 await asyncio.sleep(wait)
                 if self._ending:
                     return
                 try:
-                    self.core = self._start(msgspec.structs.replace(self._config, restarts=self.deaths))
+                    config = msgspec.structs.replace(self._config, restarts=self.deaths)
+                    self.core = await started(partial(self._start, config))
                     break
-                except OSError as error:  # no memory or no number for a process, perhaps for the moment
+                except (OSError, CannotStart) as error:  # no memory or no number for a process, perhaps for the moment
                     death = EngineDiedError(f"the engine process cannot be started: {error}")
                     has_served, in_a_row, failed_starts = False, in_a_row + 1, failed_starts + 1
 
     def _give_up(self, death: EngineDiedError, has_served: bool, failed_starts: int) -> None:
         most = self._recovery.max_restarts
         if (self.deaths == 1 and not has_served) or most == 0:
-            raise GaveUp(str(death), unusable=death.unusable)
+            raise GaveUp(self._told(death), unusable=death.unusable)
         if failed_starts >= most:
-            raise GaveUp(f"{death}; {failed_starts} starts in a row failed (--max-restarts {most})", unusable=False)
+            raise GaveUp(f"{self._told(death)}; {failed_starts} starts in a row failed (--max-restarts {most})", unusable=False)
+
+    def _told(self, death: EngineDiedError) -> str:
+        return f"{self._config.name}: {death}" if self._config.name else str(death)
+
+
+def silence(config: EngineConfig) -> float:
+    """Seconds after which a core that says nothing is taken to be stopped: it ends steps that hang itself, before."""
+    return max(config.step_timeout, COMPILE_SECONDS) + 2 * GRACE if config.step_timeout else 0.0
+
+
+async def started(start: Callable[[], Core]) -> Core:
+    """What `start` makes, in a thread. Whoever is cancelled meanwhile leaves no core behind."""
+    starting = asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_stop)
+        raise
+
+
+def _stop(starting: asyncio.Future[Core]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().stop(0)

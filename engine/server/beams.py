@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core_client import CoreClient
+from engine.client import Client
 from engine.detokenizer import Detokenizer
 from engine.messages import BeamOutput, Output
 from engine.protocol import FinishReason
@@ -30,7 +30,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        client: CoreClient,
+        client: Client,
         tokenizer: Tokenizer,
         request: str,
         prompts: Sequence[Sequence[int]],

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.core_client import CoreClient
+from engine.client import Client
 from engine.detokenizer import Detokenizer
 from engine.messages import Add, Output
 from engine.plan import ScoredToken
@@ -232,7 +232,7 @@ class Generation:
 
     def __init__(
         self,
-        client: CoreClient,
+        client: Client,
         tokenizer: Tokenizer,
         request: str,
         prompts: Sequence[Sequence[int]],
@@ -347,7 +347,7 @@ def request_for(prompt: Prompt, wanted: Wanted) -> Add:
     return Add(prompt.request, tuple(prompt.token_ids), wanted.sampling, wanted.scheduling, prompt.siblings)
 
 
-async def add_all(client: CoreClient, prompts: Sequence[Prompt], wanted: Wanted, news: News, answer: str) -> None:
+async def add_all(client: Client, prompts: Sequence[Prompt], wanted: Wanted, news: News, answer: str) -> None:
     """Start the requests of all prompts. Raises EngineDiedError."""
     for number, prompt in enumerate(prompts, 1):
         client.add(request_for(prompt, wanted), news.put, answer)

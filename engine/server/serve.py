@@ -20,9 +20,8 @@ from engine.server.app import make_app
 from engine.server.connections import listen
 from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
-from engine.supervisor import GaveUp, Supervisor
+from engine.supervisor import GaveUp, Supervisor, silence
 from engine.tokenizer import Tokenizer, TokenizerError
-from engine.watchdog import COMPILE_SECONDS, GRACE
 
 CRASHED = 1
 UNUSABLE = 2
@@ -164,11 +163,6 @@ class _Server:
         look_rarely()  # else a body of a million values is looked at again and again while it is parsed
         with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
             print(_ready_line(service, self._listener), flush=True)
-
-
-def silence(config: EngineConfig) -> float:
-    """Seconds after which a core that says nothing is taken to be stopped: it ends steps that hang itself, before."""
-    return max(config.step_timeout, COMPILE_SECONDS) + 2 * GRACE if config.step_timeout else 0.0
 
 
 async def load(config: EngineConfig, service: Service, client: CoreClient) -> bool:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from engine.chat_template import ChatTemplateError
-from engine.core_client import CallFailedError, CoreClient, EngineDiedError
+from engine.client import Client
+from engine.core_client import CallFailedError, EngineDiedError
 from engine.messages import Ready
-from engine.protocol import MAX_NUM_SEQS, EngineInfo, Record, decode_item, decode_snapshot
+from engine.protocol import MAX_NUM_SEQS, EngineInfo, Record, Snapshot, decode_item, decode_snapshot
 from engine.server.admission import Admission
 from engine.server.answer_names import AnswerNames
 from engine.server.bodies import check_token_ids
@@ -24,6 +25,9 @@ from engine.server.refusals import Refusals
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death, Supervisor
 from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a cluster has a service for each of its engines
+    from engine.cluster.cluster import Cluster
 
 # To tokenize more characters, to detokenize more tokens or to render more messages would hold up the event loop.
 LONG_TEXT = 4_000
@@ -43,14 +47,34 @@ class Loaded(NamedTuple):
     folder: str | None
 
 
-class Service:
-    """One engine behind HTTP. Until it has loaded, and from a core's death until the next one has, a use raises a 503.
+class Observer(Protocol):
+    """Whoever else is told what an engine does, as `Metrics` are."""
 
-    While it is `stopping` it takes no more requests; what lives can be watched to its end.
+    def begin_again(self) -> None: ...
+
+    def observe(self, record: Record) -> None: ...
+
+    def resume(self, snapshot: Snapshot) -> None: ...
+
+
+class Service:
+    """One engine behind HTTP, or a cluster of them. Until it has loaded, and from a core's death until the next one
+    has, a use raises a 503.
+
+    While it is `stopping` it takes no more requests; what lives can be watched to its end. `engine` is what one of
+    several is called.
     """
 
-    def __init__(self, settings: ServeSettings, hub: StepHub | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        hub: StepHub | None = None,
+        observer: Observer | None = None,
+        engine: str = "0",
+    ) -> None:
         self.settings = settings
+        self.engine = engine
+        self.observer = observer
         self.served_names = settings.names
         self.bodies = Bodies(settings.limits)
         self.admission = Admission(settings.limits)
@@ -60,8 +84,9 @@ class Service:
         self.created = int(time.time())
         self.loaded: Loaded | None = None
         self.metrics: Metrics | None = None
-        self.client: CoreClient | None = None
+        self.client: Client | None = None
         self.supervisor: Supervisor | None = None
+        self.cluster: Cluster | None = None  # where there are several engines; each has a service of its own
         self.stopping = False
         self._resuming: asyncio.Task[None] | None = None
         self._aside = asyncio.Semaphore(ASIDE)
@@ -72,7 +97,7 @@ class Service:
         self.hub.close()
         self.hub = StepHub()
 
-    def ready(self) -> tuple[CoreClient, Loaded]:
+    def ready(self) -> tuple[Client, Loaded]:
         """Raises ApiError (503) that says why if the engine cannot be asked now."""
         reason = self._engine_missing
         if reason is not None or self.client is None or self.loaded is None:
@@ -83,11 +108,15 @@ class Service:
 
     @property
     def restarts(self) -> int:
-        """How often the engine was started again."""
+        """How often the engine was started again, or engines of a cluster were."""
+        if self.cluster is not None:
+            return self.cluster.restarts
         return 0 if self.supervisor is None else self.supervisor.deaths
 
     @property
     def last_death(self) -> Death | None:
+        if self.cluster is not None:
+            return self.cluster.last_death
         return None if self.supervisor is None else self.supervisor.last
 
     @property
@@ -101,6 +130,8 @@ class Service:
             return str(self.client.death)
         if self.client is not None and self.client.ready and self.loaded is not None:
             return None if self.loaded.info is self.client.info else f"the engine is loading {self.served_names[0]}"
+        if self.cluster is not None:
+            return self.cluster.missing
         if self.last_death is not None:
             return f"the engine is starting again: {self.last_death.reason}"
         return f"the engine is loading {self.served_names[0]}"
@@ -108,9 +139,11 @@ class Service:
     def on_ready(self, ready: Ready) -> None:
         """The core has its model. Comes before the first record, so that metrics miss none."""
         if self.metrics is None:
-            self.metrics = Metrics(ready.engine, self.served_names[0])
+            self.metrics = Metrics(ready.engine, self.served_names[0], self.engine)
         else:
             self.metrics.begin_again()
+        if self.observer is not None:
+            self.observer.begin_again()
 
     def on_step(self, seq: int, data: bytes) -> None:
         """Take a record from the core: readers and metrics get it."""
@@ -120,6 +153,8 @@ class Service:
         record = decode_item(data)
         assert isinstance(record, Record)
         self.metrics.observe(record)
+        if self.observer is not None:
+            self.observer.observe(record)
         if self.metrics.lost and (self._resuming is None or self._resuming.done()):
             self._resuming = asyncio.create_task(self._resume_metrics(self.metrics))
 
@@ -268,3 +303,5 @@ class Service:
             snapshot = decode_snapshot(await self.snapshot())
             if client is self.client:  # else it tells of an engine that is gone
                 metrics.resume(snapshot)
+                if self.observer is not None:
+                    self.observer.resume(snapshot)

@@ -1,0 +1,96 @@
+"""How many workers of each role there are to be: who is to start, and who is to go. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from engine.cluster.protocol import ClusterControl, Role, WorkerPhase
+
+# The field of ClusterControl that says how many of a role are wanted.
+FIELDS: dict[Role, Literal["prefill", "decode", "replicas"]] = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "replica": "replicas",
+}
+SERVING: tuple[Role, ...] = ("decode", "replica")  # who can end what a request wants
+
+
+class ClusterControlError(ValueError):
+    """A control that a cluster cannot take; the message names the field and what is allowed."""
+
+
+class Member(Protocol):
+    """A worker, as far as its coming and going goes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def phase(self) -> WorkerPhase: ...
+
+
+class Plan(NamedTuple):
+    """`start` has the names of new workers, in order; `revive` and `drain` those of others."""
+
+    start: tuple[tuple[str, Role], ...]
+    revive: tuple[str, ...]
+    drain: tuple[str, ...]
+
+
+def wanted(control: ClusterControl, role: Role) -> int:
+    return int(getattr(control, FIELDS[role]))
+
+
+def total(control: ClusterControl) -> int:
+    """Workers of all roles."""
+    return sum(wanted(control, role) for role in FIELDS)
+
+
+def check(control: ClusterControl) -> None:
+    """Raises ClusterControlError for one with which nobody would be served."""
+    if not control.decode and not control.replicas:
+        raise ClusterControlError("decode: at least one decode worker or replica is needed, got decode 0 and replicas 0")
+
+
+def plan(control: ClusterControl, members: Sequence[Member]) -> Plan:
+    """What brings these workers, in the order of their starts, to the numbers wanted.
+
+    Of too many the newest go. The last one that can serve does not go before another one can.
+    """
+    start: list[tuple[str, Role]] = []
+    revive: list[str] = []
+    drain: list[str] = []
+    taken = {member.name for member in members}
+    for role in FIELDS:
+        mine = [member for member in members if member.role == role]
+        stay = [member for member in mine if member.phase in ("starting", "ready")]
+        missing = wanted(control, role) - len(stay)
+        if missing < 0:
+            drain += [member.name for member in reversed(stay[missing:])]
+        elif missing > 0:
+            back = [member.name for member in mine if member.phase == "draining"][:missing]
+            revive += back
+            for _ in range(missing - len(back)):
+                name = _free_name(role, taken)
+                taken.add(name)
+                start.append((name, role))
+    return Plan(tuple(start), tuple(revive), tuple(_without_the_last(drain, members)))
+
+
+def _free_name(role: Role, taken: set[str]) -> str:
+    number = 0
+    while f"{role}-{number}" in taken:
+        number += 1
+    return f"{role}-{number}"
+
+
+def _without_the_last(drain: list[str], members: Sequence[Member]) -> list[str]:
+    """Those of `drain` that may go now: one of those that can serve stays while no other can."""
+    able = [member.name for member in members if member.role in SERVING and member.phase == "ready"]
+    if not able or any(name not in drain for name in able):
+        return drain
+    return [name for name in drain if name != able[0]]
