@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from mmap import mmap
 
 import msgspec
 import torch
@@ -75,9 +76,9 @@ class CPUDecoder:
         )
         self._logits = torch.empty(0)
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> Tensor:
+    def allocate_kv(self, num_blocks: int, block_size: int, memory: mmap | None = None) -> Tensor:
         """See `engine.model.allocate_kv`."""
-        return allocate_kv(self.config, num_blocks, block_size, self.dtype, self.device)
+        return allocate_kv(self.config, num_blocks, block_size, self.dtype, self.device, memory)
 
     def forward(
         self,

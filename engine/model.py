@@ -7,8 +7,10 @@ dtype: it is small, and rounding it at every layer is most of what a low precisi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 
 import torch
 import torch.nn.functional as F
@@ -65,9 +67,9 @@ class Decoder:
         self.head = Head(self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight", vocabulary))
         self.rotary = RotaryTables(config.rope, config.head_dim, max_positions, self.dtype, self.device)
 
-    def allocate_kv(self, num_blocks: int, block_size: int) -> Tensor:
+    def allocate_kv(self, num_blocks: int, block_size: int, memory: mmap | None = None) -> Tensor:
         """See `allocate_kv`."""
-        return allocate_kv(self.config, num_blocks, block_size, self.cache_dtype, self.device)
+        return allocate_kv(self.config, num_blocks, block_size, self.cache_dtype, self.device, memory)
 
     @torch.inference_mode()
     def forward(
@@ -154,10 +156,20 @@ class Decoder:
 
 
 def allocate_kv(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: mmap | None = None,
 ) -> Tensor:
-    """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together."""
+    """Zeroed KV blocks [num_blocks, layers, 2, num_kv_heads, block_size, head_dim]; each layer's lie together.
+
+    They lie in `memory`, zeroed and of a CPU, if others are to read them there.
+    """
     shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+    if memory is not None:
+        return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape).movedim(2, 0)
     return torch.zeros(shape, dtype=dtype, device=device).movedim(2, 0)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 
 import numpy as np
 import torch
@@ -27,15 +28,23 @@ UNUSABLE_LOGITS = "no token can be chosen: the logits are not finite numbers, or
 
 class ModelRunner:
     """The engine's `Runner` over a real model; owns the KV blocks, on the device and in host memory, and decides
-    nothing. The host's take memory as they are first used, unless they must be pinned for a GPU."""
+    nothing. The host's take memory as they are first used, unless they must be pinned for a GPU.
+
+    The device's lie in `memory`, if others are to read them there."""
 
     def __init__(
-        self, model: Decoder | CPUDecoder, sampler: Sampler, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        model: Decoder | CPUDecoder,
+        sampler: Sampler,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        memory: mmap | None = None,
     ) -> None:
         self.model = model
         self.sampler = sampler
         self.block_size = block_size
-        self.blocks = model.allocate_kv(num_blocks, block_size)
+        self.blocks = model.allocate_kv(num_blocks, block_size, memory)
         self.caches = layer_caches(self.blocks)
         on_gpu = model.device.type == "cuda"
         host_shape = (num_host_blocks, *self.blocks.shape[1:])

@@ -29,8 +29,10 @@ def _cgroup_quota() -> int | None:
         return None
 
 
-def set_threads(environment: MutableMapping[str, str] | None = None) -> None:
-    """Choose them in the environment, unless a person did. Raises RuntimeError if torch is loaded already.
+def set_threads(environment: MutableMapping[str, str] | None = None, threads: int | None = None) -> None:
+    """Choose them in the environment, unless a person did; `threads` of them, or one for each core.
+
+    Raises RuntimeError if torch is loaded already.
 
     Waiting threads spin for some microseconds, then sleep (a burst of 64 requests on a quiet machine: 238 output
     tokens/s; without the spin 199, with endless spinning 244). The engine shares its cores with the API process, a
@@ -38,7 +40,7 @@ def set_threads(environment: MutableMapping[str, str] | None = None) -> None:
     (measured on two busy cores: a decode step of 350 ms against 52 ms).
     """
     target = os.environ if environment is None else environment
-    choices = {"OMP_NUM_THREADS": str(physical_cores())}
+    choices = {"OMP_NUM_THREADS": str(threads or physical_cores())}
     # Two caches of compiled products, an entry for each number of rows and each weight's shape: steps of all sizes
     # would fill their 1,024 places with 700 MB. 128 keep the sizes in use (no slower, measured).
     choices |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}

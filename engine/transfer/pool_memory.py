@@ -1,0 +1,214 @@
+"""A KV pool that other processes of its host can read: where it lies, and how blocks of it are read and written.
+
+It is anonymous memory with a descriptor (a memfd). Whoever may look into the process opens it by /proc/PID/fd/N, and
+when the last one that has mapped it is gone, so is the memory: nothing is left to clean up. There is no torch here:
+processes that only move blocks import this in a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.transfer.connector import Unavailable
+from engine.transfer.offer import PoolPlace
+
+Pool = NDArray[Any]  # unsigned numbers of the elements' size: what they mean is nobody's concern here
+MAX_RUN = 16  # blocks that are copied in one piece
+
+_DTYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class PoolGone(Unavailable):
+    """The engine whose pool it was has ended, or is another one by now."""
+
+
+class CannotMap(Unavailable):
+    """The pool is there, and this process may not or cannot read it."""
+
+
+class OtherLayout(Unavailable):
+    """Blocks of the two pools are not alike, or one that is named is in none."""
+
+
+def own_host() -> str:
+    """A name for those who can open each other's /proc/PID/fd, and have one monotonic clock: a machine since it was
+    started, as seen from one namespace of process numbers (containers have their own)."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8])
+        parts.append(os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]"))
+    return "-".join(parts)
+
+
+class PoolMemory:
+    """Zeroed memory for a pool. It takes pages as they are first used, as any other does, and has one size for good.
+
+    Raises OSError where there is none to be had.
+    """
+
+    def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
+        self.name = f"kv-{os.getpid()}-{secrets.token_hex(8)}"
+        self._fd = os.memfd_create(self.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            # Who has mapped it is not to meet SIGBUS because it has shrunk.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self.buffer = mmap.mmap(self._fd, nbytes)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        if huge_pages:
+            with contextlib.suppress(OSError, AttributeError):  # a kernel without them
+                self.buffer.madvise(mmap.MADV_HUGEPAGE)
+
+    def place(self, host: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> PoolPlace:
+        """Where others of `host` find a pool [num_blocks, ...] that begins where this does; strides in elements."""
+        path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        return PoolPlace(host, path, self.name, len(self.buffer), tuple(shape), tuple(strides), itemsize)
+
+    def close(self) -> None:
+        """Nobody can map it any more; who has, keeps it. For tests: else it ends with the process."""
+        os.close(self._fd)
+
+
+def pool_in(buffer: mmap.mmap, place: PoolPlace) -> Pool:
+    """The pool of `place`, mapped as `buffer`. Raises OtherLayout if it does not lie in it."""
+    dtype = _DTYPES.get(place.itemsize)
+    reach = sum((count - 1) * stride for count, stride in zip(place.shape, place.strides, strict=False))
+    lies_in = (
+        dtype is not None
+        and len(place.shape) == len(place.strides)
+        and min(place.shape, default=0) > 0
+        and min(place.strides) >= 0
+        and (reach + 1) * place.itemsize <= len(buffer)
+    )
+    if not lies_in or dtype is None:
+        raise OtherLayout(f"a pool {place.shape} of strides {place.strides} does not lie in {len(buffer):,} bytes")
+    strides = [stride * place.itemsize for stride in place.strides]
+    return np.ndarray(place.shape, dtype, buffer=buffer, strides=strides)
+
+
+def map_pool(place: PoolPlace, *, write: bool = False) -> Pool:
+    """Another process's pool. It stays mapped as long as the array, or a part of it, lives.
+
+    Raises PoolGone, CannotMap or OtherLayout.
+    """
+    try:
+        fd = os.open(place.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise PoolGone(f"the process that had {place.path} is gone") from None
+    except OSError as error:
+        raise CannotMap(f"cannot open {place.path}: {error.strerror}") from error
+    try:
+        if not _is_at(f"/proc/self/fd/{fd}", place.name):
+            raise PoolGone(f"the process that had {place.path} is gone, and another one has its number")
+        if os.fstat(fd).st_size != place.nbytes:
+            raise OtherLayout(f"{place.path} has {os.fstat(fd).st_size:,} bytes, not {place.nbytes:,}")
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        buffer = mmap.mmap(fd, place.nbytes, access=access)
+    except OSError as error:
+        raise CannotMap(f"cannot map the {place.nbytes:,} bytes of {place.path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    return pool_in(buffer, place)
+
+
+def is_there(place: PoolPlace) -> bool:
+    """Whether the process that has this pool lives."""
+    return _is_at(place.path, place.name)
+
+
+def _is_at(path: str, name: str) -> bool:
+    try:
+        return os.readlink(path) == f"/memfd:{name} (deleted)"
+    except OSError:
+        return False
+
+
+class MappedPools:
+    """Pools of other processes, mapped once each. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._pools: dict[PoolPlace, Pool] = {}
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    def pool(self, place: PoolPlace) -> Pool:
+        """See `map_pool`."""
+        self.forget_dead()
+        found = self._pools.get(place)
+        if found is None:
+            found = self._pools[place] = map_pool(place)
+        return found
+
+    def forget_dead(self) -> None:
+        """Let go of pools whose processes are gone: their memory lives as long as somebody maps it."""
+        for place in [place for place in self._pools if not is_there(place)]:
+            del self._pools[place]
+
+
+def runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of (source, target) as (first source, first target, how many follow one another), each at most MAX_RUN."""
+    begin = 0
+    for i in range(1, len(pairs) + 1):
+        follows = i < len(pairs) and pairs[i] == (pairs[i - 1][0] + 1, pairs[i - 1][1] + 1)
+        if not follows or i - begin == MAX_RUN:
+            yield (*pairs[begin], i - begin)
+            begin = i
+
+
+def check_alike(source: PoolPlace, target: PoolPlace) -> None:
+    """Raise OtherLayout unless a block of one can be copied to the other as it is."""
+    if source.shape[1:] != target.shape[1:] or source.itemsize != target.itemsize:
+        raise OtherLayout(
+            f"the pools' blocks must be alike, and are {_told(source)} there and {_told(target)} here "
+            "(layers, 2, heads, tokens, dimensions)"
+        )
+
+
+def check_blocks(place: PoolPlace, blocks: Sequence[int]) -> None:
+    """Raise OtherLayout for one that the pool does not have."""
+    if blocks and not (min(blocks) >= 0 and max(blocks) < place.shape[0]):
+        raise OtherLayout(f"blocks must lie in 0..{place.shape[0] - 1}, got {min(blocks)} to {max(blocks)}")
+
+
+def read_blocks(place: PoolPlace, blocks: Sequence[int]) -> Pool:
+    """A copy of these blocks of another process's pool: [len(blocks), layers, 2, ...], each block in one piece.
+
+    Whoever reads an offer must look at the clock after that: past the deadline they may be anybody's. Raises PoolGone,
+    CannotMap or OtherLayout.
+    """
+    check_blocks(place, blocks)
+    pool = map_pool(place)
+    read = np.empty((len(blocks), *place.shape[1:]), pool.dtype)
+    for source, target, count in runs([(block, i) for i, block in enumerate(blocks)]):
+        read[target : target + count] = pool[source : source + count]
+    return read
+
+
+def write_blocks(place: PoolPlace, blocks: Sequence[int], data: Pool) -> None:
+    """Fill blocks of another process's pool with what `read_blocks` gave. Raises as it does."""
+    check_blocks(place, blocks)
+    wanted = (len(blocks), *place.shape[1:])
+    if data.shape != wanted or data.itemsize != place.itemsize:
+        raise OtherLayout(f"blocks {wanted} of {place.itemsize} bytes are wanted, got {data.shape} of {data.itemsize}")
+    pool = map_pool(place, write=True)
+    data = data.view(pool.dtype)
+    for source, target, count in runs([(i, block) for i, block in enumerate(blocks)]):
+        pool[target : target + count] = data[source : source + count]
+
+
+def _told(place: PoolPlace) -> str:
+    return f"{'x'.join(map(str, place.shape[1:]))} of {place.itemsize} bytes"
