@@ -14,6 +14,7 @@ from engine.contents import block_tokens, live_requests, request_tokens
 from engine.faults import Faults
 from engine.flight_recorder import FlightRecorder
 from engine.framing import BadFrame
+from engine.kv_news import kv_news
 from engine.log import event
 from engine.messages import (
     Abort,
@@ -66,6 +67,8 @@ class CoreLoop:
         faults: Faults,
         check_every: int,
         publish_kv: Callable[[Sequence[KvEvent]], None] | None = None,
+        *,
+        tell_kv: bool = False,
     ) -> None:
         self._core = core
         self._inbox = inbox
@@ -75,6 +78,7 @@ class CoreLoop:
         self._faults = faults
         self._check_every = check_every
         self._publish_kv = publish_kv
+        self._tells_kv = tell_kv  # to whoever started the engine
         self._steps = 0  # that did something
         self._fault = False  # in the last of them
         self._running = True
@@ -141,8 +145,13 @@ class CoreLoop:
             self._recorder.begin(self._core.snapshot())
 
     def _tell_kv_events(self) -> None:
-        if self._publish_kv is not None and (events := self._core.drain_kv_events()):
+        if self._publish_kv is None and not self._tells_kv:
+            return
+        events = self._core.drain_kv_events()
+        if events and self._publish_kv is not None:
             self._publish_kv(events)
+        if self._tells_kv and (news := kv_news(events)) is not None:
+            self._sender.send(news)
 
     def _handle(self, message: Incoming) -> None:
         match message:

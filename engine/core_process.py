@@ -131,7 +131,8 @@ def _serve(
 
     watchdog = Watchdog(config.step_timeout, hung)
     publish = None if publisher is None else publisher.publish
-    loop = CoreLoop(core, inbox, sender, recorder, watchdog, Faults(config.faults), config.check_every, publish)
+    faults, tell_kv = Faults(config.faults), config.tell_kv
+    loop = CoreLoop(core, inbox, sender, recorder, watchdog, faults, config.check_every, publish, tell_kv=tell_kv)
     sender.send(Ready(core.info, core.control, None if publisher is None else publisher.where))
     try:
         loop.run()

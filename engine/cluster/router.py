@@ -56,8 +56,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Choice(NamedTuple):
-    """`cached_tokens`: of the prompt, found in that worker's cache as its engine told it. `by_prefix`: followed for what
-    it has of the prompt, or will have. `bounded`: another has more, and too much to do."""
+    """`cached_tokens`: of the prompt, found in that worker's cache as its engine told it. `by_prefix`: followed for
+    what it has of the prompt, or will have. `bounded`: another has more, and too much to do."""
 
     worker: str
     cached_tokens: int
