@@ -111,10 +111,11 @@ class Supervisor:
 
     def _give_up(self, death: EngineDiedError, has_served: bool, failed_starts: int) -> None:
         most = self._recovery.max_restarts
+        told = self._told(death)
         if (self.deaths == 1 and not has_served) or most == 0:
-            raise GaveUp(self._told(death), unusable=death.unusable)
+            raise GaveUp(told, unusable=death.unusable)
         if failed_starts >= most:
-            raise GaveUp(f"{self._told(death)}; {failed_starts} starts in a row failed (--max-restarts {most})", unusable=False)
+            raise GaveUp(f"{told}; {failed_starts} starts in a row failed (--max-restarts {most})", unusable=False)
 
     def _told(self, death: EngineDiedError) -> str:
         return f"{self._config.name}: {death}" if self._config.name else str(death)

@@ -53,7 +53,7 @@ def total(control: ClusterControl) -> int:
 def check(control: ClusterControl) -> None:
     """Raises ClusterControlError for one with which nobody would be served."""
     if not control.decode and not control.replicas:
-        raise ClusterControlError("decode: at least one decode worker or replica is needed, got decode 0 and replicas 0")
+        raise ClusterControlError("decode: must be at least 1 where there are no replicas, got 0")
 
 
 def plan(control: ClusterControl, members: Sequence[Member]) -> Plan:
