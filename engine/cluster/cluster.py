@@ -8,6 +8,7 @@ from engine.cluster.protocol import ClusterControl, RouterState, TransferDone, T
 from engine.cluster.worker import Worker, WorkerSpec
 from engine.config import EngineConfig
 from engine.core_client import Core
+from engine.server.cluster_metrics import ClusterMetrics
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death
 
@@ -30,6 +31,7 @@ class Cluster:
         self.control = control
         self.workers: tuple[Worker, ...] = ()  # in the order of their starts
         self.recent: Sequence[TransferDone] = ()  # the newest last
+        self.metrics = ClusterMetrics()  # `ended` takes each TransferDone
         self.number = 0  # grows with every change of workers, control or transfers
 
     @property
@@ -55,4 +57,8 @@ class Cluster:
         raise NotImplementedError
 
     def router_state(self) -> RouterState:
+        raise NotImplementedError
+
+    def load(self, name: str) -> float:
+        """Outstanding tokens of a worker, as the router has it; 0 of one that it does not know yet."""
         raise NotImplementedError

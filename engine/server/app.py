@@ -21,7 +21,7 @@ from engine.server.routes import Handler, Route, routes
 from engine.server.service import Service
 
 MAX_TOLD_PATH = 200  # characters
-ENDLESS = "/engine/steps"  # there is no HEAD of it
+ENDLESS = ("/engine/steps", "/engine/cluster/events")  # at the end of a path: there is no HEAD of it
 
 
 def make_app(service: Service) -> web.Application:
@@ -57,7 +57,7 @@ def make_app(service: Service) -> web.Application:
 
 def _defined(route: Route) -> web.RouteDef:
     if route.method == hdrs.METH_GET:
-        return web.get(route.path, route.handler, allow_head=route.path != ENDLESS, expect_handler=on_expect)
+        return web.get(route.path, route.handler, allow_head=not route.path.endswith(ENDLESS), expect_handler=on_expect)
     return web.route(route.method, route.path, route.handler, expect_handler=on_expect)
 
 

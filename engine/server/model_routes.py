@@ -15,6 +15,8 @@ from engine.server.errors import ApiError
 from engine.server.parsing import parse
 from engine.server.service import LONG_ANSWER, Service
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 
 class ModelRoutes:
     def __init__(self, service: Service) -> None:
@@ -59,7 +61,7 @@ class ModelRoutes:
         client = self._service.client
         metrics.set_up(client is not None and client.ready, self._service.restarts)
         metrics.set_refused(self._service.refusals.counts)
-        return web.Response(body=metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         service = self._service

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from aiohttp import web
 
+from engine.cluster.protocol import ClusterState
 from engine.protocol import BlockText, Gap, LiveLoads, LiveRequests, Record, RequestText, Snapshot
 from engine.server import answer_shapes as shapes
 from engine.server.settings import Access
@@ -65,7 +66,11 @@ ANSWERS: Mapping[tuple[str, str], Answer] = {
     ("GET", "/engine/loads"): Answer(LiveLoads),
     ("PUT", "/engine/loads/{id}"): Answer(statuses=(429,)),
     ("DELETE", "/engine/loads/{id}"): Answer(),
+    ("GET", "/engine/cluster"): Answer(ClusterState, statuses=(404,)),
+    ("PATCH", "/engine/cluster"): Answer(ClusterState, statuses=(404,)),
+    ("GET", "/engine/cluster/events"): Answer(None, ClusterState, statuses=(404, 429)),
 }
+_WORKER = "/workers/{name}"  # below it each worker of a cluster tells what one engine does
 _PARAMETERS: Mapping[str, Json] = {
     "block": {"type": "integer", "minimum": 0, "maximum": 10**9 - 1},
     "id": {"type": "string", "minLength": 1},
@@ -106,7 +111,7 @@ class OpenAPIRoutes:
 
 def document(table: Sequence[Route], access: Access) -> Json:
     """The OpenAPI document of these routes. Raises KeyError for a route of whose answer nothing is known."""
-    described = [(route, ANSWERS[route.method, path_of(route)]) for route in table]
+    described = [(route, ANSWERS[route.method, path_of(route).removeprefix(_WORKER)]) for route in table]
     kinds: list[Any] = [shapes.ErrorAnswer, shapes.Health]
     for route, answer in described:
         kinds += [kind for kind in (route.body, answer.body, answer.events) if kind is not None]
@@ -179,7 +184,7 @@ def _responses(route: Route, answer: Answer, schema: Callable[[Any], Json]) -> J
     responses: Json = {"200" if content else "204": done}
     for status in sorted(_failures(route, answer)):
         responses[str(status)] = _failure(_WHY[status], schema(shapes.ErrorAnswer), waits=status in (429, 503))
-    if (route.method, route.path) == ("GET", "/health"):
+    if (route.method, route.path.removeprefix(_WORKER)) == ("GET", "/health"):
         responses["503"] = {"description": _WHY[503], "content": {_JSON: {"schema": schema(shapes.Health)}}}
     responses["default"] = _failure(
         f"Any other error, as {HTTPStatus.METHOD_NOT_ALLOWED.value} for a method that the path does not have",

@@ -165,7 +165,7 @@ def route(request: web.Request) -> str | None:
 
 def is_watching(request: web.Request) -> bool:
     """Whether it only looks how the server fares, as dashboards, load generators and probes do once a second."""
-    where = route(request) or ""
+    where = (route(request) or "").removeprefix("/workers/{name}")
     return where in WATCHING or (where.startswith("/engine/") and request.method in (hdrs.METH_GET, hdrs.METH_HEAD))
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from engine.protocol import LoadRun
 from engine.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from engine.server.chat import ChatRoutes
+from engine.server.cluster_routes import WORKER, ClusterChange, ClusterRoutes, WorkerRoutes
 from engine.server.completions import CompletionRoutes
 from engine.server.engine_routes import ControlChange, EngineRoutes
 from engine.server.load_routes import LoadRoutes
@@ -36,20 +37,35 @@ class Route(NamedTuple):
 
 
 def routes(service: Service) -> tuple[Route, ...]:
-    chat, completions, load = ChatRoutes(service), CompletionRoutes(service), LoadRoutes(service)
-    engine, text, model = EngineRoutes(service), TextRoutes(service), ModelRoutes(service)
+    chat, completions, model = ChatRoutes(service), CompletionRoutes(service), ModelRoutes(service)
+    load, cluster = LoadRoutes(service), ClusterRoutes(service)
     described = OpenAPIRoutes(lambda: table, service.settings.access)
+    engine = _of_an_engine(service, load)
     table = (
         Route("POST", "/v1/chat/completions", "client", chat.create, "Answer a chat", ChatBody),
         Route("POST", "/v1/completions", "client", completions.create, "Go on from a prompt", CompletionBody),
-        Route("GET", "/v1/models", "client", model.models, "The model, under each of its names"),
         Route("GET", "/v1/models/{name:.+}", "client", model.model, "One of them"),
         Route("POST", "/tokenize", "client", model.tokenize, "Text or a chat to tokens", TokenizeBody),
         Route("POST", "/detokenize", "client", model.detokenize, "Tokens to text", DetokenizeBody),
+        Route("GET", "/openapi.json", "anyone", described.document, "This document"),
+        *(engine if service.cluster is None else _of_a_cluster(service, cluster, load, engine)),
+        Route("PUT", "/engine/loads/{id}", "admin", load.put, "Tell of one's run", LoadRun),
+        Route("DELETE", "/engine/loads/{id}", "admin", load.drop, "Its run is over"),
+        Route("GET", "/engine/cluster", "admin", cluster.state, "The cluster's whole state"),
+        Route("PATCH", "/engine/cluster", "admin", cluster.change, "Change its control", ClusterChange),
+        Route("GET", "/engine/cluster/events", "admin", cluster.events, "Its states, as server-sent events"),
+    )
+    return table
+
+
+def _of_an_engine(service: Service, load: LoadRoutes) -> tuple[Route, ...]:
+    """What one engine tells: that of a server, or a worker of a cluster. Load generators tell the server of theirs."""
+    engine, text, model = EngineRoutes(service), TextRoutes(service), ModelRoutes(service)
+    return (
+        Route("GET", "/v1/models", "client", model.models, "The model, under each of its names"),
         Route("GET", "/metrics", "client", model.metrics, "Prometheus metrics"),
         Route("GET", "/health", "anyone", model.health, "Whether it can serve; 503 with the reason if not"),
         Route("GET", "/version", "anyone", model.version, "Of paged-top"),
-        Route("GET", "/openapi.json", "anyone", described.document, "This document"),
         Route("GET", "/engine/snapshot", "admin", engine.snapshot, "The engine's whole state"),
         Route("GET", "/engine/steps", "admin", engine.steps, "Its step records, as server-sent events"),
         Route("GET", "/engine/control", "admin", engine.control, "The settings in force"),
@@ -60,7 +76,21 @@ def routes(service: Service) -> tuple[Route, ...]:
         Route("DELETE", "/engine/requests/{id}", "admin", engine.cancel, "Cancel one"),
         Route("GET", "/engine/blocks/{block}", "admin", text.block, "The tokens and text in a block"),
         Route("GET", "/engine/loads", "admin", load.loads, "Load generators that play now"),
-        Route("PUT", "/engine/loads/{id}", "admin", load.put, "Tell of one's run", LoadRun),
-        Route("DELETE", "/engine/loads/{id}", "admin", load.drop, "Its run is over"),
     )
-    return table
+
+
+def _of_a_cluster(
+    service: Service, cluster: ClusterRoutes, load: LoadRoutes, engine: tuple[Route, ...]
+) -> tuple[Route, ...]:
+    """Of several engines: each has its own below its path, and at the root is what they have in common."""
+    workers = WorkerRoutes(service, lambda one: _of_an_engine(one, load))
+    at_root: dict[str, Handler] = dict.fromkeys(
+        ("/engine/snapshot", "/engine/steps", "/engine/blocks/{block}"), cluster.of_one_worker
+    )
+    at_root["/metrics"] = cluster.metrics
+    whole = (route._replace(handler=at_root.get(route.path, route.handler)) for route in engine)
+    each = (
+        route._replace(path=WORKER + route.path, handler=workers.below(route), what=f"Of a worker. {route.what}")
+        for route in engine
+    )
+    return (*whole, *each)

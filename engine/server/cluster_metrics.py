@@ -1,0 +1,163 @@
+"""The Prometheus metrics of a cluster: one exposition of all its workers' series, each with the worker's name as vLLM's
+label `engine`, and `paged:cluster_...` for what is between them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from engine.cluster.protocol import ClusterState, Role, TransferDone, TransferPhase, WorkerPhase
+from engine.server.metrics import Metrics
+
+# Of transfers: a block within one host takes about 0.1 ms, a long prompt between two some seconds.
+SECONDS_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+# What is the server's and no worker's: told once, without a worker's name.
+_OF_THE_SERVER = ("process_", "paged:refused_requests")
+Values = dict[tuple[str, ...], float]  # by the labels' values
+
+
+class ClusterMetrics:
+    """What has to be counted when it happens; the rest of the exposition is made of the state that there is."""
+
+    def __init__(self) -> None:
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._transfers = CollectorRegistry()
+        self._moved = Histogram(
+            "paged:cluster_transfer_seconds",
+            "From taking blocks for another worker's KV until it had come",
+            buckets=SECONDS_BUCKETS,
+            registry=self._transfers,
+        )
+        self._waited = Histogram(
+            "paged:cluster_transfer_wait_seconds",
+            "From a worker's offer until another had blocks for it",
+            buckets=SECONDS_BUCKETS,
+            registry=self._transfers,
+        )
+
+    def ended(self, transfer: TransferDone) -> None:
+        """A transfer is over. One that failed has come to nothing, however long that took."""
+        if not transfer.error:
+            self._waited.observe(transfer.waited)
+            self._moved.observe(transfer.moved)
+
+    def text(self, state: ClusterState, workers: Iterable[Metrics], refused: Mapping[str, int], model: str) -> bytes:
+        """All of it, each family once. `refused`: what the server has refused since its start, by code."""
+        refusals = CounterMetricFamily(
+            "paged:refused_requests",
+            "Requests and connections that the server refused, by the error's code",
+            labels=("model_name", "code"),
+        )
+        for code, count in refused.items():
+            refusals.add_metric((model, code), count)
+        return _exposition(
+            (
+                *self._process.collect(),
+                *_together(_of_worker(metrics) for metrics in workers),
+                refusals,
+                *_of_cluster(state),
+                *self._transfers.collect(),
+            )
+        )
+
+
+def worker_text(metrics: Metrics) -> bytes:
+    """The exposition of one worker alone."""
+    return _exposition(_of_worker(metrics))
+
+
+class _Families:
+    """Families that are there already, as the exposition takes them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _exposition(families: Iterable[Metric]) -> bytes:
+    return generate_latest(_Families(families))
+
+
+def _of_worker(metrics: Metrics) -> Iterator[Metric]:
+    return (family for family in metrics.families() if not family.name.startswith(_OF_THE_SERVER))
+
+
+def _together(workers: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
+    """One family of each name, with the samples of all: what each is, is told once."""
+    found: dict[str, Metric] = {}
+    for families in workers:
+        for family in families:
+            if family.name in found:
+                found[family.name].samples += family.samples
+            else:
+                found[family.name] = family
+    return found.values()
+
+
+def _of_cluster(state: ClusterState) -> Iterator[Metric]:
+    control, router = state.control, state.router
+
+    there = Counter((worker.role, worker.phase) for worker in state.workers)
+    workers: Values = {(role, phase): there[role, phase] for role in get_args(Role) for phase in get_args(WorkerPhase)}
+    wanted: Values = {("prefill",): control.prefill, ("decode",): control.decode, ("replica",): control.replicas}
+    moving = Counter(transfer.phase for transfer in state.transfers)
+    phased: Values = {(phase,): moving[phase] for phase in get_args(TransferPhase)}
+    each: defaultdict[str, Values] = defaultdict(dict)
+    for worker in state.workers:
+        of = (worker.name,)
+        each["load"][of], each["routed"][of] = worker.load, worker.routed
+        each["sending"][of], each["receiving"][of] = worker.sending, worker.receiving
+        each["requests"][of], each["blocks"][of] = worker.received.requests, worker.received.blocks
+        each["nbytes"][of], each["failed"][of] = worker.received.nbytes, worker.received.failed
+        each["expired"][of] = worker.sent.expired
+
+    yield _gauge("workers", "Workers by role and phase", workers, "role", "phase")
+    yield _gauge("wanted_workers", "Workers that there are to be, by role", wanted, "role")
+    yield _gauge("separate", "1 while prompts are prefilled by prefill workers", {(): control.separate})
+    yield _gauge("load_tokens", "Tokens that a worker has yet to compute, as the router has it", each["load"], "engine")
+    yield _gauge("sending_requests", "Prefilled, and held until another worker has the KV", each["sending"], "engine")
+    yield _gauge("receiving_requests", "Have blocks that KV is on its way into", each["receiving"], "engine")
+    yield _gauge("transfers", "Requests between two workers, by how far they are", phased, "phase")
+    yield _counter("transferred_requests", "Whose KV came from another worker", each["requests"], "engine")
+    yield _counter("transferred_blocks", "KV blocks that came from another worker", each["blocks"], "engine")
+    yield _counter("transferred_bytes", "Of these blocks", each["nbytes"], "engine")
+    yield _counter("failed_transfers", "KV that did not come, and was computed again", each["failed"], "engine")
+    yield _counter("expired_leases", "Offers that nobody took in time", each["expired"], "engine")
+    yield _counter("routed_requests", "Requests sent to a worker", each["routed"], "engine")
+    for name, what, value in (
+        ("router_decisions", "Times that a worker was chosen", router.decisions),
+        ("router_decision_seconds", "Time that choosing took", router.decision_seconds),
+        ("routed_by_prefix", "Choices that followed a cached prefix", router.by_prefix),
+        ("routed_past_prefix", "Choices that would have, but for the load there", router.bounded),
+        ("prefilled_locally", "Prompts prefilled where they decode, past the prefill workers", router.local),
+        ("handed_over_requests", "Requests that went from a prefill worker to another", router.handed_over),
+        ("recovered_requests", "Went on elsewhere after their worker died or was drained", router.recovered),
+    ):
+        yield _counter(name, what, {(): value})
+    yield _gauge("indexed_blocks", "Cached blocks that the router knows of", {(): router.indexed_blocks})
+    if router.imbalance is not None:
+        yield _gauge("imbalance", "Tokens sent to the busiest worker, over the mean of all", {(): router.imbalance})
+
+
+def _gauge(name: str, what: str, values: Values, *labels: str) -> Metric:
+    family = GaugeMetricFamily(f"paged:cluster_{name}", what, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _counter(name: str, what: str, values: Values, *labels: str) -> Metric:
+    family = CounterMetricFamily(f"paged:cluster_{name}", what, labels=labels)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
