@@ -50,7 +50,7 @@ class ParentConnector:
 
     def allocated(self, transfer: Transfer) -> None:
         """Raises ValueError for a second transfer of a request whose first has not ended."""
-        if transfer.request in self._pulling:
+        if transfer.request in self._pulling or self._near.moves(transfer.request):
             raise ValueError(f"request {transfer.request} is being transferred already")
         if self._is_near(transfer.offer):
             self._near.allocated(transfer)

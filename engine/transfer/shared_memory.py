@@ -95,12 +95,16 @@ class SharedMemoryConnector:
 
     def allocated(self, transfer: Transfer) -> None:
         """Raises ValueError for a second transfer of a request whose first has not ended."""
-        if transfer.request in self._moves:
+        if self.moves(transfer.request):
             raise ValueError(f"request {transfer.request} is being transferred already")
         check_blocks(self.place, [target for _, target in transfer.pairs])
         check_blocks(transfer.offer.place, [source for source, _ in transfer.pairs])
         move = self._moves[transfer.request] = _Move(transfer, self._clock())
         self._waiting.append(move)
+
+    def moves(self, request: str) -> bool:
+        """Whether a transfer of it was allocated, and its end not told."""
+        return request in self._moves
 
     def load(self) -> None:
         for move in self._waiting:
