@@ -92,14 +92,28 @@ class BlockIndex:
                 if not both:
                     return levels
                 left = both
+                if not left & (left - 1):  # one is left, and its own set is faster to ask
+                    slot = left.bit_length() - 1
+                    others = () if more is None else more.names(slot)
+                    depth = self._follow(names, depth + 1, slot, others)
+                    break
             depth += 1
         levels.append(Level(depth, left))
         return levels
 
     def depth(self, names: Sequence[int], slot: int) -> int:
         """How many first blocks of a prompt this worker has."""
-        own = self._names[slot] if slot < len(self._names) else ()
-        for depth, name in enumerate(names):
-            if name not in own:
-                return depth
+        return self._follow(names, 0, slot, ())
+
+    def _follow(self, names: Sequence[int], depth: int, slot: int, more: Collection[int]) -> int:
+        """How many first blocks it has, or `more` does, of which it is known to have `depth`."""
+        own = self.names(slot)
+        if not more:
+            for place in range(depth, len(names)):
+                if names[place] not in own:
+                    return place
+            return len(names)
+        for place in range(depth, len(names)):
+            if names[place] not in own and names[place] not in more:
+                return place
         return len(names)

@@ -1,13 +1,16 @@
-"""KV cache events folded into plain dicts, as a router would, and what the engine's own prefix cache says to that."""
+"""KV cache events folded into plain dicts, as a reader of them would, and into the index that our own router keeps; and
+what the engine's own prefix cache says to both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.block_hash import ROOT
+from engine.cluster.router import Router
 from engine.core import EngineCore
 from engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, event_hash
+from engine.kv_news import kv_news
 
 
 class Resident(NamedTuple):
@@ -22,8 +25,11 @@ class KvFold:
         self.blocks: dict[int, Resident] = {}
         self.salts: dict[int, str] = {}  # of blocks where a salted prompt begins
         self.stored = self.removed = self.runs = 0
+        self.router = Router(block_size=1)
+        self.router.add_worker("it", "replica")
 
-    def take(self, events: Iterable[KvEvent]) -> None:
+    def take(self, events: Sequence[KvEvent]) -> None:
+        self._route(events)
         for event in events:
             match event:
                 case BlockStored():
@@ -37,6 +43,15 @@ class KvFold:
                 case AllBlocksCleared():
                     self.blocks.clear()
                     self.salts.clear()
+
+    def _route(self, events: Sequence[KvEvent]) -> None:
+        news = kv_news(events)
+        if news is None:
+            return
+        before = frozenset() if news.cleared else self.router.cached("it")
+        assert before.isdisjoint(news.stored), "what is known is told"
+        assert before.issuperset(news.removed), "what was never known is removed"
+        self.router.take("it", news)
 
     def _store(self, event: BlockStored) -> None:
         size, parent = event.block_size, event.parent_block_hash
@@ -63,6 +78,7 @@ class KvFold:
         for contents in core.pool.cache.contents.values():
             own[event_hash(contents.hash)] = contents
         assert self.blocks.keys() == own.keys()
+        assert self.router.cached("it") == own.keys()
         for block_hash, resident in self.blocks.items():
             contents = own[block_hash]
             assert resident.tokens == tuple(contents.tokens)
