@@ -26,8 +26,11 @@ KINDS = {
     "exit": ("", "the engine's process ends while it computes, and says nothing"),
     "plan-error": ("", "an error outside the device's work, before a step is planned"),
     "corrupt": ("", "before a step is planned, a block of a request that runs is counted once too often"),
+    "slow-transfer": ("SECONDS", "copying each piece of KV from another engine takes so much longer"),
+    "transfer-error": ("", "copying KV from another engine raises an error"),
 }
 BEFORE_PLAN = ("plan-error", "corrupt")
+TRANSFERS = ("slow-transfer", "transfer-error")
 _SPEC = re.compile(r"(?P<kind>[a-z-]+)(=(?P<argument>[0-9.]{1,15}))?((?P<how>[@%])(?P<step>[0-9]{1,15}))?")
 
 
@@ -79,7 +82,7 @@ def _amount(text: str, kind: str, wanted: str, argument: str | None) -> float:
 
 class Faults:
     """Those of one engine, and when each is due next. Steps are counted from 1: those of the device's wrapper are the
-    ones that it was given, the others those before which something lived.
+    ones that it was given, the others those before which something lived. Of transfers, each is a step.
 
     Raises ValueError, with what is allowed, for a fault it does not know.
     """
@@ -90,7 +93,7 @@ class Faults:
 
     def wrap(self, runner: Runner) -> Runner:
         """The runner, with the faults of the device in it."""
-        device = [fault.text for fault in self._due if fault.kind not in BEFORE_PLAN]
+        device = [fault.text for fault in self._due if fault.kind not in BEFORE_PLAN + TRANSFERS]
         return FaultyRunner(runner, Faults(device)) if device else runner
 
     def before_step(self, core: EngineCore) -> None:
@@ -103,6 +106,18 @@ class Faults:
         holding = next((request for request in core.scheduler.running if request.table), None)
         if holding is not None and self.take("corrupt", self._steps) is not None:
             core.pool.references[holding.table[-1]] += 1
+
+    def of_transfers(self) -> Faults:
+        """Those that a connector makes happen, counted by its transfers."""
+        return Faults([fault.text for fault in self._due if fault.kind in TRANSFERS])
+
+    def before_transfer(self) -> float:
+        """How many seconds longer each piece of it takes. Raises InjectedError if it is to fail."""
+        self._steps += 1
+        slow = self.take("slow-transfer", self._steps)
+        if (error := self.take("transfer-error", self._steps)) is not None:
+            raise InjectedError(f"an error made to happen by --fault {error.text}")
+        return slow.amount if slow is not None else 0.0
 
     def find(self, kind: str, step: int) -> Fault | None:
         """One of a kind that is due, if there is one: from its step on until it is taken."""

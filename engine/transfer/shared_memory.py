@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.faults import Faults
 from engine.log import event
 from engine.transfer.connector import Ended, Transfer, Unavailable
 from engine.transfer.offer import Compatibility, Offer, PoolPlace
@@ -52,6 +53,7 @@ class SharedMemoryConnector:
         pool: Pool,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        faults: Faults | None = None,
     ) -> None:
         self.place = place
         self._engine = engine
@@ -60,6 +62,7 @@ class SharedMemoryConnector:
         self._block_bytes = pool[0].size * pool.itemsize
         self._wake = wake
         self._clock = clock
+        self._faults = faults or Faults(())
         self._life = secrets.token_hex(8)  # an engine that is started again has another one
         self._leases = itertools.count(1)
         self._moves: dict[str, _Move] = {}  # of each request
@@ -185,6 +188,7 @@ class SharedMemoryConnector:
         by dying, which changes nothing in memory that is mapped here.
         """
         offer = move.transfer.offer
+        slower = self._faults.before_transfer()
         try:
             source = self._pools.pool(offer.place)
         except PoolGone:
@@ -196,6 +200,8 @@ class SharedMemoryConnector:
                 raise Unavailable(CANCELLED)
             self._check_lease(offer)
             self._pool[target : target + count] = source[begin : begin + count]
+            if slower:
+                time.sleep(slower)
         self._check_lease(offer)
 
 

@@ -151,10 +151,9 @@ def test_torch_sees_an_engines_pool_in_it_as_in_memory_of_its_own(dtype: torch.d
     assert not shared.any()
     place = memory.place("here", shared.shape, shared.stride(), shared.element_size())
     pool = pool_in(memory.buffer, place)
-    shared[4, 1, 0, 1, 15] = torch.arange(config.head_dim, dtype=dtype)
-    assert (
-        pool[4, 1, 0, 1, 15].tobytes() == torch.arange(config.head_dim, dtype=dtype).view(torch.uint8).numpy().tobytes()
-    )
+    numbers = torch.arange(config.head_dim, dtype=dtype)
+    shared[4, 1, 0, 1, 15] = numbers
+    assert pool[4, 1, 0, 1, 15].tobytes() == numbers.view(torch.uint8).numpy().tobytes()
     pool[2] = pool[4]
     assert torch.equal(shared[2], shared[4])
     assert int(pool.astype(bool).sum()) == 2 * (config.head_dim - 1)

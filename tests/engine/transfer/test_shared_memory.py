@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.faults import Faults
 from engine.transfer.connector import Ended, Transfer, Unavailable
 from engine.transfer.offer import Compatibility, PoolPlace
 from engine.transfer.pool_memory import OtherLayout, PoolGone
@@ -25,13 +26,16 @@ SCATTERED = [(2 * i, 50 - i) for i in range(24)]  # no two follow one another: e
 class Taker:
     """An engine's connector without the engine. `moment` is called by its thread before and after each piece."""
 
-    def __init__(self, engine: str = "decode-0", host: str = "here") -> None:
+    def __init__(self, engine: str = "decode-0", host: str = "here", faults: Sequence[str] = ()) -> None:
         self.now = 100.0
         self.moment: Callable[[int], None] = lambda count: None
         self.looks = 0  # at the clock, by the copying thread
         self.woken = threading.Semaphore(0)
         self.memory, self.place, self.pool = make_pool(host, NUM_BLOCKS)
-        self.connector = SharedMemoryConnector(engine, ALIKE, self.place, self.pool, self.woken.release, self.clock)
+        wake = self.woken.release
+        self.connector = SharedMemoryConnector(
+            engine, ALIKE, self.place, self.pool, wake, self.clock, faults=Faults(faults)
+        )
 
     def clock(self) -> float:
         if threading.current_thread() is not threading.main_thread():
@@ -249,6 +253,19 @@ def test_a_copy_that_fails_costs_one_transfer(taker: Taker, giver: Peer, caplog:
     taker.pool.flags.writeable = True
     taker.begin(giver.place, SCATTERED)
     assert taker.ended().error == ""
+
+
+def test_a_copy_can_be_made_to_fail_or_to_take_longer(giver: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    taker = Taker(faults=("transfer-error@2", "slow-transfer=0.001@3"))
+    errors = []
+    for _ in range(3):
+        taker.begin(giver.place, SCATTERED)
+        errors.append(taker.ended().error)
+    assert [bool(error) for error in errors] == [False, True, False]
+    assert "InjectedError: an error made to happen by --fault transfer-error@2" in errors[1]
+    taker.check(SCATTERED)
+    taker.close()
 
 
 def test_a_pool_that_may_not_be_read_is_told(taker: Taker, giver: Peer) -> None:
