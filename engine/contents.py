@@ -23,10 +23,10 @@ NOTHING = TokensAfter((), (), begins=True)
 
 
 def in_order(scheduler: Scheduler) -> list[Request]:
-    """All that live, in the order of their arrival, those that run before those that wait."""
+    """All that live, in the order of their arrival, those that hold blocks before those that wait."""
     return [
         request
-        for requests in (scheduler.running, (*scheduler.waiting, *scheduler.unforked))
+        for requests in (_holders(scheduler), (*scheduler.waiting, *scheduler.unforked))
         for request in sorted(requests, key=arrival_key)
     ]
 
@@ -51,6 +51,8 @@ def live_requests(scheduler: Scheduler, seq: int) -> LiveRequests:
             )
             for request in ordered
         ),
+        numbers["sending"],
+        numbers["receiving"],
     )
 
 
@@ -92,11 +94,16 @@ def _held(scheduler: Scheduler, block: int, filled: int, before: int) -> TokensA
         if request.table and request.table[-1] == block:
             first = (len(request.table) - 1) * size
             return _part(request, first, first + filled, before)
-    for request in scheduler.running:
+    for request in _holders(scheduler):
         if block in request.table:
             first = request.table.index(block) * size
             return _part(request, first, first + filled, before)
     return NOTHING
+
+
+def _holders(scheduler: Scheduler) -> list[Request]:
+    hand_over = scheduler.hand_over
+    return [*scheduler.running, *hand_over.receiving, *hand_over.sending.values()]
 
 
 def _part(request: Request, first: int, end: int, before: int) -> TokensAfter:

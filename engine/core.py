@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -12,12 +12,13 @@ from engine.attempt import Health, attempt, one_line
 from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
 from engine.contents import in_order
+from engine.hand_over import LEASE_SECONDS, Incoming, Part
 from engine.host_pool import HostPool
 from engine.invariants import check_plan, check_state
 from engine.kv_events import KvEvent, KvJournal
 from engine.kv_manager import KVManager
 from engine.ledger import Ledger
-from engine.messages import Output
+from engine.messages import Output, Taken
 from engine.news import tell_ended_early, tell_step
 from engine.plan import Runner, StepPlan, StepResult
 from engine.protocol import (
@@ -43,6 +44,8 @@ from engine.request import DEFAULT_SCHEDULING, Request
 from engine.request_events import Events
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Scheduler
+from engine.transfer.connector import KVConnector
+from engine.transfer.offer import Offer
 
 MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
 
@@ -57,8 +60,8 @@ class StepsFail(RuntimeError):
     """The device computes nothing any more. Whose requests were in the steps that failed has been told."""
 
 
-def check_control(control: Control, info: EngineInfo) -> None:
-    """Raise ControlError if `control` cannot hold on an engine like `info`."""
+def check_control(control: Control, info: EngineInfo, *, hands_over: bool = False) -> None:
+    """Raise ControlError if `control` cannot hold on an engine like `info`, or on one that hands requests over."""
     for field, least, most in (
         ("max_num_seqs", 1, MAX_NUM_SEQS),
         ("max_num_batched_tokens", 1, MAX_BATCHED_TOKENS),
@@ -68,6 +71,10 @@ def check_control(control: Control, info: EngineInfo) -> None:
         value = getattr(control, field)
         if not least <= value <= most:
             raise ControlError(f"{field}: must be from {least} to {most}, got {value}")
+    if hands_over and control.batching != "continuous":
+        raise ControlError(f"batching must be 'continuous' on an engine that hands over KV, not {control.batching!r}")
+    if hands_over and control.allocation != "paged":
+        raise ControlError(f"allocation must be 'paged' on an engine that hands over KV, not {control.allocation!r}")
     reservation = -(-info.max_model_len // info.block_size)
     if control.allocation == "reserved" and reservation > info.num_blocks:
         raise ControlError(
@@ -82,7 +89,8 @@ class EngineCore:
     """One engine over a runner. Everything happens between steps, in one thread; `step` never waits.
 
     Without `partial_hits` the prefix cache finds whole blocks alone. With `kv_events` it keeps what changes there until
-    somebody takes it (`drain_kv_events`).
+    somebody takes it (`drain_kv_events`). With a `connector` it hands requests over and goes on with others' (see
+    `engine.hand_over`), and keeps for `lease_seconds` what nobody takes; it is known to them by its `name`.
     """
 
     def __init__(
@@ -95,8 +103,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         partial_hits: bool = True,
         kv_events: bool = False,
+        connector: KVConnector | None = None,
+        name: str = "",
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        check_control(control, info)
+        check_control(control, info, hands_over=connector is not None)
         self.runner = runner
         self.info = msgspec.structs.replace(info, started=clock(), started_unix=time.time())
         self.eos_token_ids = eos_token_ids
@@ -106,7 +117,9 @@ class EngineCore:
         self._kv_journal = KvJournal(info.block_size) if kv_events else None
         self.pool = BlockPool(info.num_blocks, info.block_size, self._kv_journal)
         kv = KVManager(self.pool, info.max_model_len, HostPool(info.num_host_blocks), partial_hits=partial_hits)
-        self.scheduler = Scheduler(kv, control, info.max_model_len, self.rates)
+        self.connector = connector
+        self.name = name
+        self.scheduler = Scheduler(kv, control, info.max_model_len, self.rates, connector, lease_seconds)
         self.ledger = Ledger(self.pool, info.kv_bytes_per_token)
         self.counters = Counters()
         self.seq = 0
@@ -134,33 +147,70 @@ class EngineCore:
         siblings: Sequence[str] = (),
         block_hashes: Sequence[bytes] = (),
         arrived: float | None = None,
+        hand_over: bool = False,
+        offer: Offer | None = None,
+        generated: Sequence[Sequence[int]] = (),
+        places: Sequence[int] = (),
     ) -> None:
-        """Queue a request; raises RequestTooLarge (a ValueError) if it could never run.
+        """Queue a request; raises RequestTooLarge (a ValueError) if it could never run, and ValueError for what makes
+        no sense.
 
         `siblings` answer the same prompt, which is computed once: others with seed + 1, + 2, …, or with
         `sampling.beam` the beams besides the first. `block_hashes` are those of its first full blocks, where somebody
         knows them already. `arrived`: when it came, on this core's clock (None: now).
+
+        With `hand_over` it goes on elsewhere once its first token is drawn, and those of its siblings. `generated` has
+        the tokens that there are of its answer, and of each sibling's; their seeds follow from their `places` in the
+        family. Of an `offer` it is told exactly once that it is read no more (`drain_taken`), also if this raises.
         """
+        try:
+            part = Part(hand_over, offer, generated, places)
+            self._add((request_id, *siblings), prompt, sampling, scheduling, block_hashes, arrived, part)
+        except Exception as error:
+            queued = self.scheduler.requests.get(request_id)
+            if offer is not None and (queued is None or queued.incoming is None or queued.incoming.offer is not offer):
+                self.scheduler.hand_over.refuse(request_id, offer, one_line(error))
+            raise
+
+    def _add(
+        self,
+        names: Sequence[str],
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        scheduling: SchedulingParams,
+        block_hashes: Sequence[bytes],
+        arrived: float | None,
+        part: Part,
+    ) -> None:
         beam = sampling.beam
-        if beam is not None and beam.width != 1 + len(siblings):
+        if beam is not None and beam.width != len(names):
             raise ValueError(f"a beam search of width {beam.width} needs {beam.width - 1} siblings")
+        hands_over, offer = self.connector is not None, part.offer
+        part.check(len(prompt), len(names), hands_over=hands_over, is_search=beam is not None)
+        answers, places = part.generated or ((),) * len(names), part.places or range(len(names))
+        if any(answers):  # whoever began these has told what its prompt scores
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         now = self.clock()
         arrived = now if arrived is None else min(arrived, now)
         family = [
             Request(
                 one,
                 prompt,
-                sampling if beam is not None else seeded(sampling, index),
+                sampling if beam is not None else seeded(sampling, place),
                 arrived,
                 self._arrivals + index,
                 scheduling,
                 self.eos_token_ids,
                 self.info.max_model_len,
                 block_hashes,
+                answer,
+                part.hand_over,
             )
-            for index, one in enumerate((request_id, *siblings))
+            for index, (one, answer, place) in enumerate(zip(names, answers, places, strict=True))
         ]
         leader = family[0]
+        if offer is not None and hands_over:
+            leader.incoming = Incoming(offer, now)
         if beam is not None:
             search = BeamSearch(beam, leader.ends, sampling.min_tokens, leader.token_limit - leader.prompt_length)
             group = BeamGroup(leader, search)
@@ -169,6 +219,23 @@ class EngineCore:
                 member.sampling = msgspec.structs.replace(sampling, temperature=0.0, logprobs=search.candidates)
         self.scheduler.add(leader, family[1:])
         self._arrivals += len(family)
+        if offer is not None and not hands_over:
+            self.scheduler.hand_over.refuse(leader.id, offer, "this engine takes no KV from others")
+
+    def release(self, leases: Sequence[str]) -> None:
+        """Whoever was offered the blocks of these leases reads them no more; leases that have ended are left alone."""
+        self.scheduler.hand_over.release(leases, self.clock())
+
+    def drain_taken(self) -> tuple[Taken, ...]:
+        """The offers that this engine reads no more, since the last call: each is told once."""
+        hand_over = self.scheduler.hand_over
+        taken, hand_over.taken = hand_over.taken, []
+        return tuple(taken)
+
+    def tells_an_end_of(self, requests: Iterable[str]) -> bool:
+        """Whether the next record will say that one of these has left: none of that name can come before it."""
+        left = {ended.request for ended in self.scheduler.events.left}
+        return bool(left) and not left.isdisjoint(requests)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> None:
         self.scheduler.abort(request_id, reason)
@@ -181,7 +248,7 @@ class EngineCore:
 
     def set_control(self, control: Control) -> int:
         """Switch settings from the next step on; returns its sequence number. Raises ControlError."""
-        check_control(control, self.info)
+        check_control(control, self.info, hands_over=self.connector is not None)
         self.scheduler.set_control(control)
         return self.seq + 1
 
@@ -199,6 +266,7 @@ class EngineCore:
         plan = scheduler.plan(self.clock())
         early = tell_ended_early(self.scheduler)
         if not plan.rows and not plan.num_moves:
+            scheduler.hand_over.load()
             return early, self.flush()
         if self.check_invariants:
             check_plan(scheduler, plan)
@@ -207,6 +275,7 @@ class EngineCore:
             transfer = self.runner.move(plan)
         except Exception as error:
             return self._not_moved(plan, error, early, begun, scheduled)
+        scheduler.hand_over.load()
         result = attempt(self.runner.compute, plan.rows)
         ran = time.perf_counter()
         if result.fault or self._health.ails:
@@ -241,6 +310,7 @@ class EngineCore:
         self._health.note(StepResult({}, 0.0, 0.0, 0.0, fault=fault, runs=0))
         why = f"the step that moved this request's KV failed: {told}; the engine goes on"
         self.scheduler.give_up_moves(plan, why)
+        self.scheduler.hand_over.load()
         if self.check_invariants:
             check_state(self.scheduler)
         spent = Durations(scheduled - begun, 0.0, 0.0, 0.0, time.perf_counter() - failed, failed - scheduled)
@@ -340,6 +410,9 @@ class EngineCore:
             host_blocks=self.scheduler.kv.host.num_used,
             parts=parts,
             fault=fault,
+            offered=tuple(events.offered),
+            receiving=tuple(events.receiving),
+            transferred=tuple(events.transferred),
         )
         self.counters = counted(self.counters, record)
         return record
@@ -379,7 +452,7 @@ def _request_state(request: Request) -> RequestState:
         arrived=request.arrived,
         first_token=request.first_token,
         allocation=request.allocation,
-        reason=request.reason,
+        reason=request.reason if request.status == "held" else None,
         table=tuple(request.table),
         parent=None if request.parent is None else request.parent.id,
         priority=request.scheduling.priority,

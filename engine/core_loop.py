@@ -6,7 +6,7 @@ import contextlib
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.block_pool import IllegalState
 from engine.books import check_books, check_totals
@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 0.05  # requests wait but none can run: look again
 ENTRIES_EVERY = 10  # of the checks of the books, one looks at every entry, the others at the sums
 
-Incoming = ToCore | BadFrame | None  # None: the API process is gone
+
+class Wake(NamedTuple):
+    """Put into the inbox by a connector's thread: a transfer has ended, and `poll` tells which."""
+
+
+Incoming = ToCore | BadFrame | Wake | None  # None: the API process is gone
 _log = logging.getLogger(__name__)
 
 
@@ -117,6 +122,8 @@ class CoreLoop:
             if outputs:
                 self._sender.send(Outputs(outputs))
             self._tell(record)
+        for taken in self._core.drain_taken():
+            self._sender.send(taken)
         self._tell_kv_events()
 
     def _check(self, record: Record | None) -> None:
@@ -167,8 +174,14 @@ class CoreLoop:
                 self._running = False
             case BadFrame():
                 raise message
-            case Release() | Pulled():
-                raise NotImplementedError  # skeleton: the core's builder
+            case Release(leases):
+                self._core.release(leases)
+            case Pulled():
+                pulled: Callable[[Pulled], None] | None = getattr(self._core.connector, "pulled", None)
+                if pulled is not None:  # else it is of an engine before this one
+                    pulled(message)
+            case Wake():
+                pass
             case Start():
                 raise BadFrame("the engine was told to start twice")
             case _:
@@ -178,6 +191,8 @@ class CoreLoop:
         """Queue a request, or tell whoever reports for it why not. An exception that nobody expects costs this request
         alone, unless it has left the books in disorder."""
         reporting = (message.request, *(() if message.sampling.beam else message.siblings))
+        if self._core.tells_an_end_of((message.request, *message.siblings)):  # handed over, it comes back
+            self._tell(self._core.flush())
         try:
             self._core.add(
                 message.request,
@@ -186,6 +201,10 @@ class CoreLoop:
                 message.scheduling,
                 message.siblings,
                 arrived=message.arrived,
+                hand_over=message.hand_over,
+                offer=message.offer,
+                generated=message.generated,
+                places=message.places,
             )
         except ValueError as error:  # RequestTooLarge: it could never run
             told, refused = str(error), True

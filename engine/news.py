@@ -71,6 +71,15 @@ def tell_step(
 def _output(request: Request, token: Sampled | None, finished: FinishReason | None, result: StepResult) -> Output:
     if token is None:
         error = result.failed.get(request.id) if finished == "error" else None
-        return Output(request.id, finished=finished, error=error)
+        return Output(request.id, finished=finished, error=error, offer=request.outgoing)
     stop = token.token_id if finished == "stop" else None
-    return Output(request.id, token.token_id, token.logprob, token.top, finished, stop, request.found)
+    return Output(
+        request.id,
+        token.token_id,
+        token.logprob,
+        token.top,
+        finished,
+        stop,
+        request.found,
+        offer=request.outgoing,
+    )

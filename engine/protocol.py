@@ -112,6 +112,7 @@ class Arrived(msgspec.Struct, frozen=True):
     time: float
     parent: str | None = None
     priority: int = 0
+    generated_tokens: int = 0  # of its answer, that it came with: another engine has generated them
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -352,7 +353,7 @@ class RequestState(msgspec.Struct, frozen=True):
     cached_tokens: int
     preemptions: int
     arrived: float
-    first_token: float | None
+    first_token: float | None  # when it arrived, if it came with generated tokens
     allocation: Allocation | None  # None while it waits
     reason: FinishReason | None  # why it ended, while it is held
     table: tuple[int, ...]

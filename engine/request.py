@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from engine.block_hash import extend_hashes, root_hash
 from engine.protocol import Allocation, FinishReason, RequestStatus, RowKind
 from engine.sampling_params import SamplingParams, SchedulingParams
+from engine.transfer.offer import Offer
 
 if TYPE_CHECKING:
     from engine.beam_search import BeamGroup
+    from engine.hand_over import Incoming
 
 UNLIMITED = 1 << 62
 DEFAULT_SCHEDULING = SchedulingParams()
@@ -48,12 +50,15 @@ class Request:
         "ends",
         "first_token",
         "found",
+        "hand_over",
         "host_table",
         "id",
+        "incoming",
         "lost",
         "num_computed",
         "num_given_hashes",
         "num_swapped",
+        "outgoing",
         "parent",
         "preemptions",
         "prompt_length",
@@ -80,20 +85,28 @@ class Request:
         eos_token_ids: frozenset[int] = frozenset(),
         max_model_len: int = UNLIMITED,
         block_hashes: Sequence[bytes] = (),
+        generated: Sequence[int] = (),
+        hand_over: bool = False,
     ) -> None:
+        """`generated` has the tokens of its answer that there are already. With `hand_over` its prompt alone is
+        computed here."""
         if not prompt:
             raise ValueError("a request needs at least one prompt token")
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
         self.id = id
         # The prompt, then what was generated.
-        self.tokens: list[int] | ComputedTokens = prompt if isinstance(prompt, ComputedTokens) else list(prompt)
+        self.tokens: list[int] | ComputedTokens = (
+            prompt if isinstance(prompt, ComputedTokens) and not generated else [*prompt, *generated]
+        )
         self.prompt_length = len(prompt)
         self.sampling = sampling
         self.scheduling = scheduling
         self.arrived = arrived
         self.sequence = sequence
         self.token_limit = min(self.prompt_length + sampling.max_tokens, max_model_len)
+        if generated and len(self.tokens) >= self.prompt_length + sampling.max_tokens:
+            raise ValueError(f"generated: {len(generated)} tokens are all that max_tokens {sampling.max_tokens} allows")
         self.ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
         self.root = root_hash(scheduling.cache_salt)
         self.num_computed = 0  # tokens whose KV exists on the device; advances at commit alone
@@ -111,7 +124,10 @@ class Request:
         self.skipped = 0  # how often a later request was admitted past it
         self.allocation: Allocation | None = None  # how its blocks were taken; None while it waits
         self.reason: FinishReason | None = None
-        self.first_token: float | None = None
+        self.first_token: float | None = arrived if generated else None
+        self.hand_over = hand_over
+        self.incoming: Incoming | None = None  # KV of it that another engine has, until that is here or given up
+        self.outgoing: Offer | None = None  # what it has offered, while its blocks are kept for that
         self.parent: Request | None = None
         self.children: list[Request] = []
         self.beams: BeamGroup | None = None
@@ -132,6 +148,10 @@ class Request:
     def status(self) -> RequestStatus:
         if self.allocation is None:
             return "waiting"
+        if self.incoming is not None:
+            return "receiving"
+        if self.outgoing is not None:
+            return "sending"
         return "running" if self.reason is None else "held"
 
     @property
@@ -141,6 +161,11 @@ class Request:
             return "held"
         decodes = self.num_uncomputed == 1 and self.num_computed >= self.prompt_length
         return "decode" if decodes else "prefill"
+
+    @property
+    def num_rows(self) -> int:
+        """Of a batch, that it takes with those to be forked off it; they go on elsewhere if it is handed over."""
+        return 1 if self.hand_over else 1 + len(self.children)
 
     @property
     def deadline(self) -> float | None:

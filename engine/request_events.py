@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.protocol import Arrived, FinishReason, Joined, Left, Preempted
+from engine.protocol import Arrived, FinishReason, Joined, Left, Offered, Preempted, Receiving, Transferred
 from engine.request import Request
 
 
@@ -22,6 +22,9 @@ class Events:
         self.left: list[Left] = []
         self.released: list[str] = []
         self.unreserved: list[str] = []
+        self.offered: list[Offered] = []
+        self.receiving: list[Receiving] = []
+        self.transferred: list[Transferred] = []
 
     def __bool__(self) -> bool:
         return any(vars(self).values())

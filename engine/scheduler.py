@@ -11,8 +11,10 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from engine.beam_search import BeamGroup, Continuation
+from engine import forks
+from engine.beam_search import BeamGroup
 from engine.block_pool import IllegalState
+from engine.hand_over import LEASE_SECONDS, HandOver
 from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
 from engine.messages import BeamOutput
 from engine.plan import PlannedRow, StepPlan, StepResult
@@ -23,16 +25,26 @@ from engine.request import Request, RequestTooLarge
 from engine.request_events import EndedEarly, Events
 from engine.row_shares import RowShares
 from engine.step_planner import StepPlanner
+from engine.transfer.connector import KVConnector
 from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key, turn_key
 
 
 class Scheduler:
     """Requests, waiting and running. The order of those that run is also who is preempted last.
 
-    A forked request is in neither list until its parent's prompt is computed: it is in `unforked`.
+    A forked request is in neither list until its parent's prompt is computed: it is in `unforked`. One that is on its
+    way from or to another engine is in `hand_over`.
     """
 
-    def __init__(self, kv: KVManager, control: Control, max_model_len: int, rates: Rates | None = None) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        control: Control,
+        max_model_len: int,
+        rates: Rates | None = None,
+        connector: KVConnector | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
         self.kv = kv
         self.control = control
         self.max_model_len = max_model_len
@@ -44,6 +56,7 @@ class Scheduler:
         self.unforked: dict[Request, None] = {}  # by arrival
         self.running: list[Request] = []
         self.held: dict[Request, None] = {}  # of those, finished in a static batch that goes on
+        self.hand_over = HandOver(self, connector, lease_seconds)
         self.events = Events()
         self.wait: Wait | None = None  # why the next request was not admitted in the last plan
         self.forked: list[tuple[Request, int]] = []  # got their first token in the last commit, and their context then
@@ -51,12 +64,13 @@ class Scheduler:
         # Not at their sender's wish, or beam searches, whose sender gets what was found.
         self.ended_early: list[EndedEarly] = []
         self._plan: StepPlan | None = None
-        self._now = 0.0  # when the last step was planned
-        self._aborting: dict[Request, FinishReason] = {}
+        self.now = 0.0  # when the last step was planned
+        self.aborting: dict[Request, FinishReason] = {}  # while a step is computed
         self._deadlines: list[tuple[float, int, str]] = []  # a heap
 
     def add(self, request: Request, children: Sequence[Request] = ()) -> None:
-        """Queue a request, and others to be forked off it once its prompt is computed.
+        """Queue a request, and others to be forked off it once the KV of its prompt is there; those that go on with
+        answers of their own, and are offered none, run by themselves.
 
         Raises RequestTooLarge when it could never run, ValueError for an id in use.
         """
@@ -66,25 +80,31 @@ class Scheduler:
             if one.id in self.requests or one.id in seen:
                 raise ValueError(f"request id {one.id!r} is in use")
             seen.add(one.id)
-        self._check_size(request, len(family))
-        request.children = list(children)
-        for child in children:
+        for one in family:
+            self._check_size(one, len(family))
+        if request.incoming is not None or not any(one.num_generated for one in family):
+            request.children = list(children)
+        for child in request.children:
             child.parent = request
             self.unforked[child] = None
         for one in family:
             self.requests[one.id] = one
             self.row_shares.came(one.scheduling.client)
-            parent = None if one is request else request.id
-            priority, most = one.scheduling.priority, one.sampling.max_tokens
-            self.events.arrived.append(Arrived(one.id, one.prompt_length, most, one.arrived, parent, priority))
+            parent = None if one.parent is None else one.parent.id
+            priority, most, generated = one.scheduling.priority, one.sampling.max_tokens, one.num_generated
+            self.events.arrived.append(
+                Arrived(one.id, one.prompt_length, most, one.arrived, parent, priority, generated)
+            )
             if one.deadline is not None:
                 heapq.heappush(self._deadlines, (one.deadline, one.sequence, one.id))
-        self.waiting.add(request)
+            if parent is None:
+                self.waiting.add(one)
 
     def _check_size(self, request: Request, family: int) -> None:
         if request.num_tokens >= self.max_model_len:
             raise RequestTooLarge(
-                f"the prompt has {request.num_tokens} tokens, and this engine's context holds "
+                f"the prompt {'and its answer so far have' if request.num_generated else 'has'} "
+                f"{request.num_tokens} tokens, and this engine's context holds "
                 f"{self.max_model_len}, of which at least one must be left for the answer"
             )
         needed, pool = blocks_for(request.token_limit, self.kv.block_size), self.kv.pool.num_blocks
@@ -105,9 +125,9 @@ class Scheduler:
         if request is None or request.reason is not None:
             return
         if self._plan is not None:
-            self._aborting.setdefault(request, reason)
+            self.aborting.setdefault(request, reason)
         else:
-            self._end_early(request, reason)
+            self.end_early(request, reason)
 
     def set_control(self, control: Control) -> None:
         """Switch settings between two steps. Requests with a reservation give up its rest when `paged` is chosen;
@@ -128,8 +148,9 @@ class Scheduler:
         """Decide the next step; admission, growth and preemption have happened when it returns."""
         if self._plan is not None:
             raise IllegalState("a step is planned before the last one was committed")
-        self._now = now
+        self.now = now
         self._expire(now)
+        self.hand_over.poll(now)
         if self.held and (self.control.batching == "continuous" or len(self.held) == len(self.running)):
             self._release_held()
         self.wait = None
@@ -145,7 +166,7 @@ class Scheduler:
         else:
             step.note_wait("batch")
         step.top_up()
-        if self.waiting and not self.running:
+        if self.waiting and not self.running and not self.hand_over.is_waited_for:
             raise IllegalState("requests wait, nothing runs, and none was admitted")
         plan = StepPlan(step.finished_rows(), *self.kv.take_moves())
         if plan.rows or plan.num_moves:
@@ -173,7 +194,7 @@ class Scheduler:
                 if row.samples:
                     groups[request.beams] = None
                 continue
-            early = self._aborting.pop(request, None)
+            early = self.aborting.pop(request, None)
             reason: FinishReason | None = None
             if row.samples:
                 token = result.sampled.get(request.id)
@@ -183,21 +204,24 @@ class Scheduler:
                     reason = request.append(token.token_id)
                     if request.first_token is None:
                         request.first_token = now
-                if request.children and early not in ("abort", "deadline"):
-                    self._fork(request, result, now, ended)
+                if early not in ("abort", "deadline"):
+                    if request.hand_over and self.hand_over.offer(request, early or reason, result, now, ended):
+                        continue
+                    if request.children:
+                        forks.fork(self, request, result, now, ended)
             elif is_bad:
                 early = early or "error"
             if early is not None:
-                self._end_early(request, early, failed.get(request.id) if is_bad else None)
+                self.end_early(request, early, failed.get(request.id) if is_bad else None)
                 ended[request.id] = early
             elif reason is not None:
-                self._finish(request, reason)
+                self.finish(request, reason)
                 ended[request.id] = reason
         if lost:
             self._lose((row.request for row in plan.rows if row.request_id in lost), lost)  # type: ignore[misc]
         for group in groups:
             if group.leader.reason is None:  # or it has lost a beam
-                self._advance(group, result, now, ended)
+                forks.advance(self, group, result, now, ended)
         self._end_marked()
         return ended
 
@@ -227,17 +251,17 @@ class Scheduler:
 
     def _end_marked(self) -> None:
         """End those that were aborted while the step was on the device, and that it did not compute."""
-        while self._aborting:
-            request, reason = self._aborting.popitem()
+        while self.aborting:
+            request, reason = self.aborting.popitem()
             if self.requests.get(request.id) is request and request.reason is None:
-                self._end_early(request, reason)
+                self.end_early(request, reason)
 
     def _lose(self, requests: Iterable[Request], why: Mapping[str, str]) -> None:
         """End requests that a fault cost their answer, whoever aborted them meanwhile, with those to be forked off
         them and the other beams of their searches. A held one has its answer."""
         for request in requests:
             if request.reason is None:
-                self._end_early(request, "error", why[request.id])
+                self.end_early(request, "error", why[request.id])
                 if request.beams is None:
                     self.ended_early.append(EndedEarly(request, "error", why[request.id]))
 
@@ -245,7 +269,7 @@ class Scheduler:
         self, plan: StepPlan, result: StepResult, ended: dict[str, FinishReason]
     ) -> Iterable[PlannedRow]:
         """Take the tokens of plain decodes, which are nearly all rows of a large batch; returns the other rows."""
-        if self._aborting:
+        if self.aborting:
             return plan.rows
         kv, size, publish, sampled = self.kv, self.kv.block_size, self.control.prefix_cache, result.sampled
         others, filling, finished = [], [], []
@@ -271,7 +295,7 @@ class Scheduler:
                 finished.append((request, reason))
         kv.pool.fill_on(filling)
         for request, reason in finished:
-            self._finish(request, reason)
+            self.finish(request, reason)
             ended[request.id] = reason
         return others
 
@@ -299,13 +323,18 @@ class Scheduler:
 
     def rows_taken(self) -> int:
         """Rows of the batch that are or will be taken by what runs."""
-        return len(self.running) + sum(len(request.children) for request in self.running if request.children)
+        will_run = (*self.running, *self.hand_over.receiving)
+        return len(will_run) + sum(request.num_rows - 1 for request in will_run if request.children)
+
+    def blocks_owed(self) -> int:
+        """What those that run still need for the tokens that they have."""
+        return sum(map(self.kv.owed, (*self.running, *self.hand_over.receiving)))
 
     def rows_by_client(self) -> Counter[str]:
         """Rows of the batch that are or will be taken, by whose they are."""
         rows: Counter[str] = Counter()
-        for request in self.running:
-            rows[request.scheduling.client] += 1 + len(request.children)
+        for request in (*self.running, *self.hand_over.receiving):
+            rows[request.scheduling.client] += request.num_rows
         return rows
 
     def members(self, request: Request) -> list[Request]:
@@ -322,12 +351,13 @@ class Scheduler:
             brought_back = kv.admit_reserved(request, self.control.reserved_fit)
             if brought_back is None:
                 return Wait(request.id, "hole", kv.reservation_blocks, pool.num_available, pool.longest_hole())
-            self._part(request)
+            self.part(request)
             self._join(request, prefix, brought_back)
             return None
         order = [request, *(member for member in self.members(request) if member is not request)]
         prefixes = [prefix, *map(self.cached_prefix, order[1:])]
-        spare = spare + sum(len(member.children) for member in order) if self.running else 0  # each fork copies a tail
+        will_run = self.running or self.hand_over.receiving
+        spare = spare + sum(member.num_rows - 1 for member in order) if will_run else 0  # each fork copies a tail
         needed = self._blocks_taken(order, prefixes)
         if needed + spare > pool.num_available:  # the blocks to copy from might be those that are wanting
             prefixes = [found.whole() for found in prefixes]
@@ -346,10 +376,16 @@ class Scheduler:
         )
 
     def _join(self, request: Request, prefix: Prefix, swapped_blocks: int) -> None:
+        self.waiting.admit(request)
+        self.run(request)
+        self.tell_joined(request, prefix, swapped_blocks)
+
+    def tell_joined(
+        self, request: Request, prefix: Prefix, swapped_blocks: int = 0, received: tuple[int, int] = (0, 0)
+    ) -> None:
+        """`received`: the tokens whose KV has come from another engine, and the blocks that are filled with it."""
         if request.preemptions == 0:
             request.found = request.cached
-        self.waiting.admit(request)
-        self._run(request)
         looked_up = request.num_tokens if self.reads_cache(request) else 0
         first = request.preemptions == 0
         again, request.lost = max(0, request.lost - request.num_computed), 0
@@ -364,119 +400,24 @@ class Scheduler:
                 decoded_tokens=prefix.decoded_tokens(self.kv.block_size),
                 copied_tokens=copied,
                 evicted_tokens=prefix.evicted_tokens,
-                swapped_tokens=request.num_computed - request.cached,
+                swapped_tokens=request.num_computed - request.cached - received[0],
                 swapped_blocks=swapped_blocks,
                 recomputed_tokens=again,
+                received_tokens=received[0],
+                received_blocks=received[1],
             )
         )
 
-    def _run(self, request: Request) -> None:
+    def run(self, request: Request) -> None:
         insort(self.running, request, key=_running_key(self.control))
 
-    def _part(self, request: Request) -> None:
-        """Let those to be forked off a request run on their own: what is reserved is not shared."""
+    def part(self, request: Request) -> None:
+        """Let those to be forked off a request run on their own, as what is reserved is not shared."""
         for child in request.children:
             child.parent = None
             del self.unforked[child]
             self.waiting.add(child)
         request.children = []
-
-    # Forks and beams
-
-    def _fork(self, request: Request, result: StepResult, now: float, ended: dict[str, FinishReason]) -> None:
-        """Start the children of a request whose prompt is computed, each with a first token of its own."""
-        children, request.children = request.children, []
-        for child in children:
-            child.parent = None
-            del self.unforked[child]
-            early = self._aborting.pop(child, None)
-            token = result.sampled.get(child.id)
-            reason: FinishReason | None = None
-            if token is None:
-                early = early or "error"
-            else:
-                reason = child.append(token.token_id)
-                child.first_token = now
-                child.found = request.found
-                self._join_forked(request, child)
-                self.forked.append((child, child.num_computed))
-            if early is not None:
-                self._end(child, early)
-                ended[child.id] = early
-            elif reason is not None:
-                self._finish(child, reason)
-                ended[child.id] = reason
-
-    def _join_forked(self, parent: Request, child: Request) -> None:
-        self.kv.fork(parent, child)
-        self._run(child)
-        self.events.joined.append(
-            Joined(child.id, 0, 0, "paged", resumed=False, parent=parent.id, shared_tokens=child.num_computed)
-        )
-
-    def _advance(self, group: BeamGroup, result: StepResult, now: float, ended: dict[str, FinishReason]) -> None:
-        """Take the candidates of all beams of a search; go on with the best, or end it."""
-        family = (*group.members, *group.leader.children)
-        marks = [self._aborting.pop(member) for member in family if member in self._aborting]
-        early: FinishReason | None = marks[0] if marks else None
-        if any(member.id not in result.sampled for member in group.members):
-            early = early or "error"
-        if early is not None:
-            self._end_early(group.leader, early)
-            if early == "error":
-                ended[group.leader.id] = early
-            return
-        for member in group.members:
-            if member.first_token is None:
-                member.first_token = now
-        outputs = [member.tokens[member.prompt_length :] for member in group.members]
-        going = group.search.advance([result.sampled[member.id].top for member in group.members], outputs)
-        if group.search.done and not group.search.finished:  # every token was forbidden
-            self._end_early(group.leader, "error")
-            ended[group.leader.id] = "error"
-        elif group.search.done:
-            reason = group.search.finished[0].finished
-            self.found_beams[group.leader.id] = tuple(group.search.finished)
-            ended[group.leader.id] = reason
-            for member in family:
-                if member in self.unforked:
-                    self._end(member, reason)
-                else:
-                    member.tokens.append(result.sampled[member.id].token_id)  # its row tells of one
-                    self._finish(member, reason)
-        else:
-            self._continue(group, going, now)
-
-    def _continue(self, group: BeamGroup, going: Sequence[Continuation], now: float) -> None:
-        """Give each beam that goes on a member: its parent's own for the first, for others one whose beam ended."""
-        parents = group.members
-        kept = {beam.parent for beam in going}
-        idle = [member for place, member in enumerate(parents) if place not in kept]
-        for member in idle:
-            self.kv.free(member)
-        children, group.leader.children = group.leader.children, []
-        idle.extend(children)
-        members: list[Request] = []
-        for beam in going:
-            parent = parents[beam.parent]
-            if parent not in members:
-                members.append(parent)
-                continue
-            member = idle.pop(0)
-            member.tokens = list(parent.tokens)
-            if member in self.unforked:
-                member.parent, member.first_token, member.found = None, now, group.leader.found
-                del self.unforked[member]
-                self._join_forked(parent, member)
-                self.forked.append((member, member.num_computed))
-            else:
-                self.kv.fork(parent, member)
-            members.append(member)
-        if idle:
-            raise IllegalState(f"beam search {group.leader.id} goes on with {len(going)} beams")
-        for member, beam in zip(members, going, strict=True):
-            member.tokens.append(beam.token)
-        group.members = members
 
     # Endings
 
@@ -490,7 +431,7 @@ class Scheduler:
             if self._has(sequence, request_id):
                 request = self.requests[request_id]
                 if request.reason is None:
-                    self._end_early(request, "deadline")
+                    self.end_early(request, "deadline")
                     if request.beams is None:
                         self.ended_early.append(EndedEarly(request, "deadline"))
 
@@ -510,11 +451,13 @@ class Scheduler:
             else:
                 self.events.released.append(request.id)
 
-    def _end_early(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+    def end_early(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End a request before its own end, with those to be forked off it and the other beams of its search.
         One that a stop string ended has finished like any other. `error` is for those who are not told with a step."""
+        if self.hand_over.keeps(request, reason):
+            return
         if reason == "stop" and request.num_computed and not request.children and request.beams is None:
-            self._finish(request, reason)
+            self.finish(request, reason)
             return
         family: Iterable[Request] = (request, *request.children)
         group = request.beams
@@ -527,20 +470,23 @@ class Scheduler:
         for member in family:
             if member is not request and group is None:
                 self.ended_early.append(EndedEarly(member, reason, error))
-            if member.parent is not None:
-                member.parent.children = [child for child in member.parent.children if child is not member]
-            self._end(member, reason)
+            parent = member.parent
+            if parent is not None:
+                parent.children = [child for child in parent.children if child is not member]
+            self.end(member, reason)
+            if parent is not None:
+                self.hand_over.orphan(parent)
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
+    def finish(self, request: Request, reason: FinishReason) -> None:
         """In a static batch a finished member keeps its row and its memory until the batch ends."""
         if self.control.batching == "static":
             request.reason = reason
             self.held[request] = None
             self.events.held.append(Left(request.id, reason))
         else:
-            self._end(request, reason)
+            self.end(request, reason)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def end(self, request: Request, reason: FinishReason) -> None:
         self._remove(request)
         request.reason = reason
         self.events.left.append(Left(request.id, reason))
@@ -554,7 +500,7 @@ class Scheduler:
         else:
             self.unforked.pop(request, None)
         self.waiting.settle(request)
-        self.row_shares.went(request.scheduling.client, self._now)
+        self.row_shares.went(request.scheduling.client, self.now)
         self.kv.free(request)
         del self.requests[request.id]
 

@@ -97,8 +97,8 @@ class StepPlanner:
         """Preempt the last of those that are not in this step until `request` fits, or itself."""
         while not self._schedule(request):
             victim = next(self._victims([request]), None)
-            if victim is None and request.kind == "prefill" and self.rows:
-                return  # those in this step will end and make room
+            if victim is None and request.kind == "prefill" and (self.rows or self.scheduler.hand_over.is_waited_for):
+                return  # those in this step will end and make room, or other engines will
             self.scheduler.preempt(victim or request)
             if victim is None:
                 return
@@ -119,7 +119,7 @@ class StepPlanner:
         if not scheduler.waiting:
             self._note_unforked()
             return
-        rows = scheduler.rows_taken()
+        rows, will_run = scheduler.rows_taken(), bool(scheduler.running or scheduler.hand_over.receiving)
         held, share = self._shares()
         # Whoever waits for its share holds up all behind it of its client, and nobody else.
         full = {client for client in held if self._passes(scheduler.waiting.first_of(client), held, share)}
@@ -127,11 +127,14 @@ class StepPlanner:
         if not candidates:
             self.note_wait("share")
             return
-        if self._is_full(candidates[0], rows):
+        # Whose KV another engine has need no tokens of this step's.
+        receives = any(request.incoming is not None for request in candidates)
+        full_of = self._full_of(candidates[0], rows)
+        if full_of == "rows" or (full_of is not None and not receives):
             return
         # One block to spare for each that runs or is to be forked, or one would be preempted within a few steps.
-        owed = sum(map(self.kv.owed, scheduler.running))
-        if scheduler.running and self.kv.pool.num_available <= rows + owed and self.control.allocation == "paged":
+        owed = scheduler.blocks_owed()
+        if will_run and self.kv.pool.num_available <= rows + owed and self.control.allocation == "paged":
             self.note_blocks()  # whoever joined would take what those that run still need
             return
         blocked: list[Request] = []
@@ -143,7 +146,10 @@ class StepPlanner:
             client = request.scheduling.client
             if client in full:
                 continue
-            if self._is_full(request, rows):
+            full_of = self._full_of(request, rows)
+            if full_of == "tokens" and receives:
+                continue
+            if full_of is not None:
                 return
             if self._passes(request, held, share):
                 full.add(client)
@@ -153,6 +159,21 @@ class StepPlanner:
                 continue  # all reservations are of one size
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
+            if request.incoming is not None:
+                family = (request, *request.children)
+                wait = scheduler.hand_over.receive(request, rows + owed, self.now)
+                if wait is not None:
+                    self._note(wait)
+                    blocked.append(request)
+                elif request.status == "receiving":
+                    for other in blocked:
+                        other.skipped += 1
+                    rows += request.num_rows
+                    held[client] += request.num_rows
+                    owed += self.kv.owed(request)
+                else:  # nothing is to be had
+                    candidates[place + 1 : place + 1] = [one for one in family if one in scheduler.waiting]
+                continue
             # In a few steps such a prefix is a hit: waiting costs less than computing it again.
             if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
@@ -178,8 +199,8 @@ class StepPlanner:
                 other.skipped += 1
             for member in scheduler.members(request):
                 self._begin(member)
-                rows += 1 + len(member.children)
-                held[client] += 1 + len(member.children)
+                rows += member.num_rows
+                held[client] += member.num_rows
                 computing |= self._hashes_ahead(member)
                 owed += self.kv.owed(member)
         if full:
@@ -191,7 +212,7 @@ class StepPlanner:
         scheduler = self.scheduler
         while scheduler.waiting:
             request = self._candidates(1)[0]
-            if self._is_full(request, scheduler.rows_taken()):
+            if self._full_of(request, scheduler.rows_taken()):
                 return
             wait = scheduler.admit(request, scheduler.cached_prefix(request), scheduler.rows_taken())
             if wait is not None:
@@ -220,16 +241,17 @@ class StepPlanner:
             return Counter(), rows
         return self.scheduler.rows_by_client(), self.scheduler.row_shares.most(rows, self.now)
 
-    def _is_full(self, request: Request, rows: int) -> bool:
-        """Whether the batch has no room for a request and all that belong to it; one too large for any runs alone."""
+    def _full_of(self, request: Request, rows: int) -> WaitCause | None:
+        """What leaves the batch, or the step, no room for a request and all that belong to it; one too large for any
+        batch runs alone."""
         cause: WaitCause | None = None
         if rows and rows + self._rows_wanted(request) > self.control.max_num_seqs:
             cause = "rows"
-        elif self.budget <= 0:
+        elif self.budget <= 0 and request.incoming is None:
             cause = "tokens"
         if cause is not None:
             self._note(Wait(request.id, cause))
-        return cause is not None
+        return cause
 
     def _passes(self, request: Request | None, held: Counter[str], share: int) -> bool:
         """Whether its client would hold more than its share with it; one too large for any share comes alone."""
@@ -240,7 +262,7 @@ class StepPlanner:
 
     def _rows_wanted(self, request: Request) -> int:
         """By a request and all that belong to it."""
-        return sum(1 + len(member.children) for member in self.scheduler.members(request))
+        return sum(member.num_rows for member in self.scheduler.members(request))
 
     # Why the next one waits
 
@@ -255,7 +277,7 @@ class StepPlanner:
         scheduler = self.scheduler
         if scheduler.waiting:
             request = self._candidates(1)[0]
-            spare = scheduler.rows_taken() + sum(map(self.kv.owed, scheduler.running))
+            spare = scheduler.rows_taken() + scheduler.blocks_owed()
             needed = blocks_for(request.num_tokens, self.kv.block_size) + spare
             self._note(Wait(request.id, "blocks", needed, self.kv.pool.num_available))
         else:
