@@ -75,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", parser_class=_Parser)
     # These build on this module's options.
+    from engine.scale_command import add_command as add_scale
     from engine.serve_command import add_command as add_serve
     from engine.simulator.command import add_command as add_simulate
     from engine.sizing.command import add_command as add_plan
@@ -83,6 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
     prepare.set_defaults(command="prepare", run=_prepare)
     add_model(prepare)
+    add_scale(commands)
     add_simulate(commands)
     add_plan(commands)
     return parser

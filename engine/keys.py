@@ -51,6 +51,14 @@ def read_keys(
     return tuple(dict.fromkeys(map(digest, keys)))
 
 
+def first_key(given: Sequence[str] | None, file: str | None, flag: str, source: str | None = None) -> str | None:
+    """The key that a client shows: the first of an option's, or else of its file's, which `source` named (None: the
+    flag's `-file` option). None: neither has one. Raises ArgumentTypeError as `read_keys` does."""
+    if given:
+        return given[0]
+    return None if file is None else _read_file(file, f"{source or f'{flag}-file'} {file}")[0]
+
+
 def _read_file(file: str, place: str) -> list[str]:
     """The keys in a file, one a line. Warns of a file that others may read or change."""
     try:
