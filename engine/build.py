@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Transport
 from engine.core import EngineCore
 from engine.cpu_decoder import load_decoder
 from engine.faults import Faults
 from engine.loading.cache import tell
 from engine.loading.config import ModelConfig
 from engine.loading.errors import ModelError
-from engine.loading.resolve import resolve_model
+from engine.loading.resolve import ResolvedModel, resolve_model
 from engine.loading.weights import Weights
+from engine.messages import Pull
 from engine.protocol import EngineInfo, Quantize
 from engine.quantizer import Quantizer
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
+from engine.transfer.compatibility import compatibility_of
+from engine.transfer.connector import KVConnector
+from engine.transfer.parent import ParentConnector
+from engine.transfer.pool_memory import PoolMemory, own_host, pool_in
+from engine.transfer.shared_memory import SharedMemoryConnector
 from kernels import attention, cpu_panels, cpu_quantized_tile
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -32,14 +40,31 @@ class SettingError(ValueError):
     """A setting that this machine or this model cannot take; the message names its flag and what is allowed."""
 
 
-def build_core(config: EngineConfig) -> EngineCore:
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How an engine's connector reaches those around it, from any thread, without waiting for them."""
+
+    wake: Callable[[], None]  # the core's loop: a transfer has ended
+    pull: Callable[[Pull], None]  # whoever started the engine
+
+
+def _unlinked(*_: object) -> None:
+    """Nobody is there: whoever steps the engine looks for itself."""
+
+
+UNLINKED = Links(_unlinked, _unlinked)
+
+
+def build_core(config: EngineConfig, links: Links = UNLINKED) -> EngineCore:
     """An engine ready to step. Raises ModelError or SettingError, with a message for a person."""
     device = choose_device(config.device)
+    check_transfer(config, device)
     dtype = choose_dtype(config.dtype, device)
     resolved = resolve_model(config.model, config.seed)
     model_config = resolved.config
     num_blocks, max_model_len = size_pool(config, model_config, dtype.itemsize)
     num_host_blocks = size_swap_space(config, model_config, dtype.itemsize)
+    block_bytes = bytes_per_block(config, model_config, dtype.itemsize)
     check_memory(config.kv_memory, config.swap_space, device)
     check_quantize(config.quantize, dtype, device)
     with Weights(resolved.folder, dtype, device) as weights:
@@ -57,8 +82,10 @@ def build_core(config: EngineConfig) -> EngineCore:
     )
     try:
         sampler = Sampler(resolved.eos_token_ids)
-        runner = ModelRunner(model, sampler, num_blocks, config.block_size, num_host_blocks)
-    except (RuntimeError, MemoryError) as error:
+        memory = None if config.transfer == "none" else PoolMemory(num_blocks * block_bytes)
+        buffer = None if memory is None else memory.buffer
+        runner = ModelRunner(model, sampler, num_blocks, config.block_size, num_host_blocks, buffer)
+    except (OSError, RuntimeError, MemoryError) as error:
         raise SettingError(
             f"cannot allocate --kv-memory {config.kv_memory:,} bytes on {device} and --swap-space "
             f"{config.swap_space:,} bytes of host memory: {error}"
@@ -83,8 +110,30 @@ def build_core(config: EngineConfig) -> EngineCore:
         control=config.control,
         eos_token_ids=resolved.eos_token_ids,
         check_invariants=config.check_invariants,
-        kv_events=config.kv_events is not None,
+        kv_events=config.kv_events is not None or config.tell_kv,
+        connector=None if memory is None else _connector(config, resolved, info, runner, memory, links),
+        name=config.name,
+        lease_seconds=config.lease_seconds,
     )
+
+
+def _connector(
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    info: EngineInfo,
+    runner: ModelRunner,
+    memory: PoolMemory,
+    links: Links,
+) -> KVConnector:
+    """How this engine gets others' KV, and they its own, which lies in `memory`."""
+    blocks, layout = runner.blocks, (config.quantize, config.block_size)
+    compatibility = compatibility_of(config.model, resolved.folder, resolved.config, info.dtype, *layout)
+    place = memory.place(config.host or own_host(), blocks.shape, blocks.stride(), blocks.element_size())
+    pool = pool_in(memory.buffer, place)
+    near = SharedMemoryConnector(
+        config.name, compatibility, place, pool, links.wake, faults=Faults(config.faults).of_transfers()
+    )
+    return near if config.transfer == "shared_memory" else ParentConnector(near, links.pull)
 
 
 def size_pool(config: EngineConfig, model: ModelConfig, element_size: int) -> tuple[int, int]:
@@ -132,6 +181,23 @@ def size_swap_space(config: EngineConfig, model: ModelConfig, element_size: int)
             f"bytes, not {config.swap_space:,} bytes"
         )
     return config.swap_space // block_bytes
+
+
+def check_transfer(config: EngineConfig, device: torch.device) -> None:
+    """Raise SettingError if KV cannot be handed over so, or not from this device."""
+    allowed = get_args(Transport)
+    if config.transfer not in allowed:
+        raise SettingError(f"transfer must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {config.transfer!r}")
+    if config.transfer != "none" and device.type != "cpu":
+        raise SettingError(
+            f"transfer {config.transfer} hands over KV that lies in the memory of a CPU: --device must be cpu, not "
+            f"{device}, or each engine must serve alone (transfer none)"
+        )
+    for name, value in (("lease_seconds", config.lease_seconds), ("transfer_seconds", config.transfer_seconds)):
+        if not value > 0:
+            raise SettingError(f"{name} must be above 0, not {value:g}")
+    if config.threads is not None and config.threads < 1:
+        raise SettingError(f"threads must be at least 1, not {config.threads}")
 
 
 def bytes_per_block(config: EngineConfig, model: ModelConfig, element_size: int) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from engine import log
 from engine.config import EngineConfig
 from engine.core import StepsFail
-from engine.core_loop import CoreLoop, Incoming
+from engine.core_loop import CoreLoop, Incoming, Wake
 from engine.faults import Faults
 from engine.flight_recorder import FlightRecorder
 from engine.framing import BadFrame, FrameSplitter, decode_to_core
@@ -61,15 +61,15 @@ def _read(connection: socket.socket, inbox: queue.SimpleQueue[Incoming]) -> None
     threading.Timer(ABANDONED_SECONDS, os._exit, (FAILED,)).start()
 
 
-def _build(config: EngineConfig, sender: Sender) -> EngineCore | None:
+def _build(config: EngineConfig, inbox: queue.SimpleQueue[Incoming], sender: Sender) -> EngineCore | None:
     """The engine, or None after saying why there is none."""
     try:
         resolved = resolve_model(config.model, config.seed)  # before torch: a wrong name is told at once
         sender.send(Located(str(resolved.folder), resolved.config.vocab_size))
-        set_threads()
-        from engine.build import build_core
+        set_threads(threads=config.threads)
+        from engine.build import Links, build_core
 
-        return build_core(config)
+        return build_core(config, Links(wake=lambda: inbox.put(Wake()), pull=sender.send))
     except (ModelError, ValueError) as error:
         sender.send(Fatal(str(error), unusable=True))
     except MemoryError:
@@ -98,7 +98,7 @@ def _run(config: EngineConfig, inbox: queue.SimpleQueue[Incoming], sender: Sende
         sender.send(Fatal(str(error), unusable=True))
         return FAILED
     try:
-        core = _build(config, sender)
+        core = _build(config, inbox, sender)
         if core is None:
             return FAILED
         look_rarely()
@@ -133,7 +133,9 @@ def _serve(
     publish = None if publisher is None else publisher.publish
     faults, tell_kv = Faults(config.faults), config.tell_kv
     loop = CoreLoop(core, inbox, sender, recorder, watchdog, faults, config.check_every, publish, tell_kv=tell_kv)
-    sender.send(Ready(core.info, core.control, None if publisher is None else publisher.where))
+    where = None if publisher is None else publisher.where
+    compatibility = None if core.connector is None else core.connector.compatibility
+    sender.send(Ready(core.info, core.control, where, compatibility))
     try:
         loop.run()
     except BadFrame as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -14,19 +16,25 @@ from engine.build import (
     SettingError,
     build_core,
     check_quantize,
+    check_transfer,
     choose_device,
     choose_dtype,
     size_pool,
     size_swap_space,
 )
 from engine.config import EngineConfig
+from engine.core import ControlError
 from engine.cpu_decoder import load_decoder
 from engine.loading.errors import ModelError
 from engine.loading.resolve import resolve_model
 from engine.loading.weights import Weights
 from engine.model import Decoder
 from engine.protocol import Control
+from engine.runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from engine.transfer.parent import ParentConnector
+from engine.transfer.pool_memory import own_host, read_blocks
+from engine.transfer.shared_memory import SharedMemoryConnector
 from kernels import cpu_float_tile, thread_pool
 
 TINY = EngineConfig(model="tiny", dtype="float32", device="cpu", kv_memory=1 << 20)
@@ -93,6 +101,15 @@ def test_sizes_that_cannot_be(changes: dict[str, Any], message: str) -> None:
             SettingError,
             "--preempt swap needs --swap-space of at least one block, 8,192 bytes",
         ),
+        ({"transfer": "tcp"}, SettingError, "transfer must be none, shared_memory or parent, not 'tcp'"),
+        ({"lease_seconds": 0.0}, SettingError, "lease_seconds must be above 0, not 0"),
+        ({"transfer_seconds": math.nan}, SettingError, "transfer_seconds must be above 0, not nan"),
+        ({"threads": 0}, SettingError, "threads must be at least 1, not 0"),
+        (
+            {"transfer": "parent", "control": Control(batching="static")},
+            ControlError,
+            "batching must be 'continuous' on an engine that hands over KV, not 'static'",
+        ),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -117,6 +134,37 @@ def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(SettingError, match="--device cuda: this torch sees no GPU"):
         choose_device("cuda")
+
+
+def test_a_pool_on_a_gpu_cannot_be_read_by_others() -> None:
+    config = replace(TINY, transfer="shared_memory")
+    with pytest.raises(
+        SettingError, match=r"transfer shared_memory .* CPU: --device must be cpu, not cuda, or .* \(transfer none\)"
+    ):
+        check_transfer(config, torch.device("cuda"))
+    check_transfer(config, torch.device("cpu"))
+    check_transfer(TINY, torch.device("cuda"))
+
+
+def test_an_engine_that_hands_over_has_its_pool_where_others_find_it() -> None:
+    assert build_core(TINY).connector is None
+    core = build_core(replace(TINY, transfer="shared_memory", name="prefill-0", dtype="float32"))
+    assert isinstance(core.connector, SharedMemoryConnector)
+    assert core.connector.compatibility.told.startswith("tiny, float32, blocks of 16, ")
+    assert core.connector.place.host == own_host()
+    assert core.name == "prefill-0"
+    runner = cast(ModelRunner, core.runner)
+    runner.blocks[3] = 2.5
+    read = read_blocks(core.connector.place, [3, 4])
+    assert (read.shape, read.dtype) == ((2, *runner.blocks.shape[1:]), np.uint32)
+    assert (read.view(np.float32)[0] == 2.5).all()
+    assert not read[1].any()
+
+
+def test_an_engine_may_be_told_which_host_it_is_on() -> None:
+    core = build_core(replace(TINY, transfer="parent", host="node-7"))
+    assert isinstance(core.connector, ParentConnector)
+    assert core.connector.export("a", [0], 16, 1.0).place.host == "node-7"
 
 
 def test_quantized_weights_are_refused_where_they_cannot_be_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,9 @@ def test_a_setting_is_kept_and_a_missing_one_is_chosen() -> None:
     threads = {"OMP_NUM_THREADS": str(physical_cores())}
     assert environment == {**threads, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000", **caches}
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
+    for before, wanted in (({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")):  # one of several engines has a share
+        set_threads(before, threads=3)
+        assert before["OMP_NUM_THREADS"] == wanted
 
 
 def test_it_refuses_to_come_after_torch(monkeypatch: pytest.MonkeyPatch) -> None:
