@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import zip_longest
 
 import msgspec
 
@@ -77,12 +78,14 @@ def agreement(
     if whole.window != WHOLE_RUN:
         raise ValueError("tokens are compared over the whole run, not over a window of it")
     summary = whole.summary()
+    parts = [_counted_once(part, engine) for part, engine in zip_longest(parts, engines)]
+    engines = [_counted_once(engine, engine) for engine in engines]
     own = [_of_model(part, model) for part in parts]
     if own == list(parts) or _sum(parts, "prompt_tokens") == summary["total_input_tokens"]:
         model = ""
     else:
         parts = own
-    doubts = _doubts(whole, len(parts))
+    doubts = [*_doubts(whole, len(parts)), *_doubts_of_clusters(engines)]
     not_usage = [
         str(source) for source, count in whole.token_sources.items() if count and source is not TokenSource.USAGE
     ]
@@ -95,6 +98,45 @@ def agreement(
         prefix=_prefix(whole, parts, engines, quirks_of(kind), doubts),
         model=model,
     )
+
+
+_ONCE = {  # what a request that went from one engine to another is counted in by both, and the second's part of it
+    "prompt_tokens": "continued_prompt_tokens",
+    "prefix_queried_tokens": "continued_looked_up_tokens",
+    "prefix_hit_tokens": "continued_found_tokens",
+    "looked_up_tokens": "continued_looked_up_tokens",
+    "found_tokens": "continued_found_tokens",
+}
+
+
+def _counted_once(
+    part: Mapping[str, object] | None, engine: Mapping[str, object] | None
+) -> Mapping[str, object] | None:
+    """A part's counts without what engines went on with after others; its own engines' are left as they are."""
+    if part is None or engine is None:
+        return part
+    once: dict[str, object] = {}
+    for name, again in _ONCE.items():
+        count, twice = _told(part, name), _told(engine, again)
+        if count is not None and twice:
+            once[name] = count - twice
+    return {**part, **once}
+
+
+def _doubts_of_clusters(engines: Sequence[Mapping[str, object] | None]) -> list[str]:
+    """Why a cluster's counts and the client's may differ, and nobody counted wrongly."""
+    doubts = []
+    for engine in engines:
+        cluster = (engine or {}).get("cluster")
+        if not isinstance(cluster, dict):
+            continue
+        if recovered := cluster["router"]["recovered"]:
+            doubts.append(f"{recovered:,} requests went on elsewhere after their worker died or was drained")
+        restarted = sorted(name for name, worker in cluster["workers"].items() if worker["restarts"])
+        doubts += [f"{name} was started again" for name in restarted]
+        if any(not worker["streamed"] for worker in cluster["workers"].values()):
+            doubts.append("not every worker's step stream was read")
+    return doubts
 
 
 def _of_model(part: Mapping[str, object] | None, model: str) -> Mapping[str, object] | None:

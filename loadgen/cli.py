@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from loadgen.commands import compare, convert, diff, inspect, replay, report, resume, sweep, synth
+from loadgen.commands import compare, convert, diff, inspect, mix, replay, report, resume, sweep, synth
 from loadgen.options import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 
-COMMANDS = (replay, compare, sweep, resume, report, diff, convert, inspect, synth)
+COMMANDS = (replay, compare, sweep, resume, report, diff, convert, inspect, synth, mix)
 
 
 def make_parser() -> argparse.ArgumentParser:

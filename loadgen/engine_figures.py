@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.protocol import Control, Counters, Record, SharingLedger, Snapshot, WasteLedger, counted
+from loadgen.continued import Continued
 from loadgen.interference import Interference
 from loadgen.transfers import Transfers
 
@@ -79,6 +80,7 @@ class EngineFigures:
     lost_records: int = 0
     interference: Interference = field(default_factory=Interference)
     transfers: Transfers = field(default_factory=Transfers)
+    continued: Continued = field(default_factory=Continued)
     moments: list[Moment] = field(default_factory=list)  # every `_keep_every`-th record's
     _keep_every: int = 1
     _records: int = 0
@@ -110,6 +112,7 @@ class EngineFigures:
         self._waste, self._sharing = self.first.waste, self.first.sharing
         self._peak_host_blocks = self._host_blocks = self.first.host_blocks
         self._counters, self._control = self.first.counters, self.first.control
+        self.continued.begin(self.first.requests)
         self._peaks()
 
     def add(self, record: Record) -> None:
@@ -136,6 +139,7 @@ class EngineFigures:
             self._peak_rows = max(self._peak_rows, len(record.rows))
             self.interference.add(record, seconds)
         self.transfers.add(record)
+        self.continued.add(record)
         self._keep(record)
 
     def _keep(self, record: Record) -> None:
@@ -257,6 +261,7 @@ class EngineFigures:
             "resumed_found_tokens": resumed_found,
             "tokens_not_recomputed": found + resumed_found,
             **self.transfers.figures(),
+            **self.continued.counts.figures(),
             "records_lost": self.lost_records,
         }
 

@@ -40,7 +40,7 @@ class EngineDown(EngineError):
     """The server answers that its engine cannot serve now."""
 
 
-def _refused(http: aiohttp.ClientSession, what: str, status: int, body: bytes) -> KeyRefused:
+def refused(http: aiohttp.ClientSession, what: str, status: int, body: bytes) -> KeyRefused:
     """What an answer of 401 or 403 means: by whether a key was sent, unless the server says."""
     told = hidden(http.headers, error_text(body)) if status == 403 and error_code(body) else ""
     if told:
@@ -63,7 +63,7 @@ async def read_snapshot(http: aiohttp.ClientSession, url: str) -> Snapshot | Non
             body = await reply.read()
             what = f"GET {url}/engine/snapshot answered {reply.status}"
             if reply.status in (401, 403):
-                raise _refused(http, what, reply.status, body)
+                raise refused(http, what, reply.status, body)
             if reply.status == 503:
                 raise EngineDown(f"{what}: {hidden(http.headers, error_text(body))}")
             if reply.status != 200:
@@ -88,7 +88,7 @@ async def set_control(
             if reply.status in (404, 405, 501):
                 raise EngineError(f"{where}: the server has no such route; only a paged-engine can be set")
             if reply.status in (401, 403):
-                raise _refused(http, f"{where} answered {reply.status}", reply.status, body)
+                raise refused(http, f"{where} answered {reply.status}", reply.status, body)
             if reply.status != 200:
                 raise EngineError(f"{where} answered {reply.status}: {hidden(http.headers, error_text(body))}")
             answer = msgspec.json.decode(body)
@@ -108,15 +108,15 @@ async def set_control(
 class EngineWatch:
     """Reads records from a first snapshot on, through lost connections and restarts of the engine, until `finish`.
 
-    Each life of the engine has a ledger of its own: `ledger` is that of the last one, `ended` has the figures of those
-    before. `began` is the beginning of the first one's window, on the engine's clock.
+    Each life of the engine has a ledger of its own: `ledger` is that of the last one, `ended` has those before. `began`
+    is the beginning of the first one's window, on the engine's clock.
     """
 
     http: aiohttp.ClientSession
     url: str
     first: Snapshot
     ledger: EngineFigures = field(init=False)
-    ended: list[dict[str, Figure]] = field(default_factory=list)
+    ended: list[EngineFigures] = field(default_factory=list)
     _first_ledger: EngineFigures = field(init=False)
     _task: asyncio.Task[None] = field(init=False)
     _progress: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -143,7 +143,7 @@ class EngineWatch:
     def _see(self, snapshot: Snapshot | None) -> None:
         """Begin a new ledger where the engine is in another life."""
         if snapshot is not None and snapshot.engine.started_unix != self.ledger.first.engine.started_unix:
-            self.ended.append(self.ledger.so_far())
+            self.ended.append(self.ledger)
             self.ledger = EngineFigures(snapshot)
 
     async def _read_stream(self) -> None:
@@ -193,7 +193,7 @@ class EngineWatch:
             last = await self._last()
             self._see(last)
             if last is None:
-                return self._with_lives(self.ledger.so_far())
+                return self.so_far()
             rest = asyncio.create_task(self._caught_up(last.seq))
             try:
                 await asyncio.wait([rest, self._task], timeout=CATCH_UP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -208,8 +208,18 @@ class EngineWatch:
         except ValueError as error:
             raise EngineError(str(error)) from None
 
+    def so_far(self) -> dict[str, Any]:
+        """The figures by the records that came, of an engine that nobody can ask any more."""
+        return self._with_lives(self.ledger.so_far())
+
+    def lives(self) -> list[EngineFigures]:
+        """The ledger of each of its lives."""
+        return [*self.ended, self.ledger]
+
     def _with_lives(self, figures: dict[str, Figure]) -> dict[str, Any]:
-        return {**figures, "restarts": len(self.ended), "earlier_lives": self.ended} if self.ended else {**figures}
+        if not self.ended:
+            return {**figures}
+        return {**figures, "restarts": len(self.ended), "earlier_lives": [life.so_far() for life in self.ended]}
 
     async def close(self) -> None:
         """Stop reading."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from loadgen.cluster_calls import read_cluster, set_cluster
 from loadgen.engine_watch import KeyRefused, read_snapshot, set_control
 from loadgen.machine import machine, versions
 from loadgen.played import NOTHING, Survey, header_of, survey_aside
@@ -17,7 +18,7 @@ from loadgen.request_ids import new_run
 from loadgen.results.run_file import RunHeader
 from loadgen.server import ServerError, ServerFacts, find_server
 from loadgen.server_metrics import NoMetrics, find_metrics
-from loadgen.settings import Settings
+from loadgen.settings import SEPARATED, Settings
 from loadgen.target import Target
 from loadgen.text.tokenizer import open_tokenizer
 from loadgen.text.vocabulary import Vocabulary, find_vocabulary
@@ -89,11 +90,14 @@ async def prepare(
     if facts.max_model_len is not None and found.longest > facts.max_model_len:
         found = await survey_aside(settings, facts.max_model_len, say, over)
     header = header_of(found.trace, settings)
+    if settings.pools is not None:
+        await set_cluster(engine_http, target.url, {"separate": settings.pools == SEPARATED})
     if settings.control:
         await set_control(engine_http, target.url, settings.control)
     refusal = ""
     try:
-        await read_snapshot(engine_http, target.url)
+        if await read_snapshot(engine_http, target.url) is None:
+            await read_cluster(engine_http, target.url)
     except KeyRefused as error:
         if target.keys.admin is not None:
             raise

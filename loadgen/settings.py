@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+SEPARATED, COLOCATED = "separated", "colocated"  # what prefill and decode workers do: each its part, or all of it
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything but secrets and where figures go. None: not asked for.
@@ -32,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 3600.0
     retries: int = 0
     retry_refused: int = 0
+    pools: str | None = None  # of a cluster: `SEPARATED` or `COLOCATED`, set before the run; None: as they are
     control: dict[str, str | int | float | bool] = {}
     endpoint: str | None = None  # "chat" or "completions"; None: what the trace's turns ask for
     stream: bool = True
@@ -44,4 +47,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: str | None = None
     cooldown: str | None = None
     slo: str | None = None
+    split_prompt_tokens: int | None = None  # prompts of up to so many are told apart; None: as the trace says
     until: tuple[str, ...] = ()

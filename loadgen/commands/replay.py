@@ -83,6 +83,8 @@ def run_options(parser: argparse.ArgumentParser) -> None:
 
     add = OptionAdder(parser.add_argument_group("what counts"))
     add("--slo", _slo, None, "limits that a request must meet: ttft=500ms,tpot=50ms,e2e=10s", metavar="LIMITS")
+    split = "tell prompts of up to N tokens and longer ones apart (default: as the trace's recipe says)"
+    add("--split-prompt-tokens", positive_int, None, split, metavar="N")
     add("--warmup", _span, None, "leave the first requests out of the figures: 10s, or 50 (requests)", metavar="SPAN")
     add("--cooldown", _span, None, "leave the last ones out", metavar="SPAN")
 
@@ -137,6 +139,7 @@ def settings_of(arguments: argparse.Namespace, control: dict[str, str | int | fl
         warmup=arguments.warmup,
         cooldown=arguments.cooldown,
         slo=arguments.slo,
+        split_prompt_tokens=arguments.split_prompt_tokens,
         until=tuple(arguments.until),
     )
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from loadgen.experiments.sides import Side
 from loadgen.experiments.statistics import ERROR_RATE, Decision, Mean, holm, repeats_needed, smallest_found
+from loadgen.metrics.classes import CLASSES
 from loadgen.metrics.latency import latencies
 from loadgen.metrics.window import Part
 from loadgen.outcome import Outcome
@@ -46,6 +47,14 @@ class Figure:
     as_much: str  # of a multiple
     requests: bool = False
     points: bool = False  # a share, compared by difference
+    of: str = ""  # the class of prompts that it is of; empty: of all
+
+    def value(self, document: Document) -> float | None:
+        """What a side has; None: nothing."""
+        classes = document.get("classes") or {"of": {}}
+        part = classes["of"].get(self.of, {}) if self.of else document["summary"]
+        value: float | None = part.get(self.shown)
+        return value
 
     @property
     def milliseconds(self) -> bool:
@@ -64,6 +73,22 @@ FIGURES = (
     Figure("slo_attainment", "turns within the limits", "slo_attainment", *_AMOUNT, points=True),
     Figure("failed_share", "turns failed", "failed_share", *_AMOUNT, points=True),
 )
+_PERCENTILES = ("p50", "p90", "p99", "max")
+_TESTED = {("ttft_scheduled", "p90"), ("itl", "p99")}  # each more that is tested makes all others harder to find
+
+
+def _tails(of: str) -> tuple[Figure, ...]:
+    """Those of all prompts, or of a class of them."""
+    whose = f" of {of} prompts" if of else ""
+    return tuple(
+        Figure(f"{of}.{part}_{name}_ms", f"{title}{whose}, {part}", f"{part}_{name}_ms", *_TIME, of=of)
+        for name, title in (("ttft_scheduled", "TTFT"), ("itl", "ITL"))
+        for part in _PERCENTILES
+    )
+
+
+TAILS = {of: _tails(of) for of in ("", *CLASSES)}
+THROUGHPUT = FIGURES[0]
 OF_REQUESTS = tuple(figure.name for figure in FIGURES if figure.requests)
 
 
@@ -117,10 +142,9 @@ def read_repeat(a: RunFile, b: RunFile) -> Repeat:
     changes = {
         name: statistics.median(found) if found else None for name, found in zip(OF_REQUESTS, logarithms, strict=True)
     }
-    for figure in FIGURES:
+    for figure in (*FIGURES, *(figure for figures in TAILS.values() for figure in figures)):
         if not figure.requests:
-            sides = [document["summary"].get(figure.shown) for document in (document_a, document_b)]
-            changes[figure.name] = _change(figure, *sides)
+            changes[figure.name] = _change(figure, figure.value(document_a), figure.value(document_b))
     return Repeat(document_a, document_b, changes)
 
 
@@ -158,11 +182,29 @@ async def interleaved(
             yield index, await measure(sides[index], repeat, folder / f"{'ab'[index]}-{repeat}.jsonl")
 
 
-def verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
-    """What the repeats say of each figure that a side has."""
-    figures = [figure for figure in FIGURES if any(_shown(figure, repeats))]
+def tail_figures(repeats: Sequence[Repeat]) -> list[Figure]:
+    """TTFT and ITL in percentiles: of each class of prompts where the runs have classes, else of all."""
+    classed = any(document.get("classes") for repeat in repeats for document in (repeat.a, repeat.b))
+    return [figure for of in (CLASSES if classed else ("",)) for figure in TAILS[of]]
+
+
+def tail_verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
+    """What the repeats say of tails and of throughput. Those that the verdict in words is made of are decided on, all
+    together; of the others there are only the changes."""
+    figures = tail_figures(repeats)
+    tested = {figure for figure in figures if any(figure.shown == f"{part}_{name}_ms" for name, part in _TESTED)}
+    return verdicts(repeats, [THROUGHPUT, *figures], {THROUGHPUT, *tested})
+
+
+def verdicts(
+    repeats: Sequence[Repeat], among: Sequence[Figure] = FIGURES, decided: Collection[Figure] = FIGURES
+) -> list[Verdict]:
+    """What the repeats say of each figure that a side has; those `decided` on are told with their uncertainty."""
+    figures = [figure for figure in among if any(_shown(figure, repeats))]
     means: dict[Figure, Mean] = {}
     for figure in figures:
+        if figure not in decided:
+            continue
         values = [repeat.changes[figure.name] for repeat in repeats]
         told = [value for value in values if value is not None]
         if len(told) == len(values) >= LEAST_REPEATS:
@@ -171,16 +213,17 @@ def verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
     tested = [figure for figure, mean in means.items() if mean.value or mean.error]
     decisions = dict(zip(tested, holm([means[figure].chance for figure in tested]), strict=True))
     return [
-        _verdict(figure, repeats, means.get(figure), decisions.get(figure), max(1, len(tested))) for figure in figures
+        _verdict(figure, repeats, means.get(figure), decisions.get(figure), max(1, len(tested)), figure in decided)
+        for figure in figures
     ]
 
 
 def _shown(figure: Figure, repeats: Sequence[Repeat]) -> list[float | None]:
-    return [side["summary"].get(figure.shown) for repeat in repeats for side in (repeat.a, repeat.b)]
+    return [figure.value(side) for repeat in repeats for side in (repeat.a, repeat.b)]
 
 
 def _verdict(
-    figure: Figure, repeats: Sequence[Repeat], mean: Mean | None, decision: Decision | None, tested: int
+    figure: Figure, repeats: Sequence[Repeat], mean: Mean | None, decision: Decision | None, tested: int, decided: bool
 ) -> Verdict:
     """`mean` None: no uncertainty is known; `decision` None: every repeat was exactly equal."""
     back = _same if figure.points else math.expm1
@@ -196,7 +239,7 @@ def _verdict(
         change=back(statistics.fmean(told)) if told else None,
     )
     if mean is None:
-        return replace(verdict, untold=_untold(values))
+        return replace(verdict, untold=_untold(values)) if decided else verdict
     error_rate = ERROR_RATE if decision is None else decision.error_rate
     low, high = mean.interval(error_rate)
     deviation = mean.error * math.sqrt(mean.repeats)
@@ -288,4 +331,5 @@ def comparison(repeats: Sequence[Repeat], conditions: str, only_a: Document | No
         "conditions": conditions,
         "repeats": [{"a": repeat.a["summary"], "b": repeat.b["summary"]} for repeat in repeats],
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts(repeats)],
+        "tails": [msgspec.to_builtins(verdict) for verdict in tail_verdicts(repeats)],
     }

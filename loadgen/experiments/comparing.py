@@ -10,10 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.command import Interrupt, exit_code, stderr, stdout
-from loadgen.experiments.compare import Repeat, comparison, interleaved, read_repeat, verdicts
+from loadgen.experiments.compare import Repeat, comparison, interleaved, read_repeat, tail_verdicts, verdicts
 from loadgen.experiments.measuring import Bench, came_to_its_end, run_folder
-from loadgen.experiments.sides import Side
+from loadgen.experiments.sides import Side, one_server
 from loadgen.experiments.tables import explanation, findings, verdict_table
+from loadgen.experiments.tails import plain_verdict, split_of, tail_table
 from loadgen.keys import Keys
 from loadgen.options import EXIT_INTERRUPTED
 from loadgen.results.document import Document, document
@@ -35,14 +36,21 @@ async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interr
             raise OutputError(f"--out {folder}: {there.name} is there already; name another folder")
         warm = {side.settings.url for side in sides if side.settings.url and not await bench.forgets(side.settings.url)}
         runs: list[tuple[int, RunFile]] = []  # which side each is of
+        shared = sides[0].settings if _is_started_once(sides) else None
         with bench.keeping(runs) as problems:
-            if repeats > 1:
-                await _warm_up(sides, folder, bench, warm)
-            await _measure(sides, repeats, folder, bench, runs)
+            async with bench.sharing(shared):
+                if repeats > 1:
+                    await _warm_up(sides, folder, bench, warm)
+                await _measure(sides, repeats, folder, bench, runs)
         _report(sides, runs, conditions_of(sides, warm, repeats), bench.stopped, arguments)
         if problems:
             raise problems[0]
         return EXIT_INTERRUPTED if bench.stopped else max(exit_code(run) for _, run in runs)
+
+
+def _is_started_once(sides: Sides) -> bool:
+    """Whether one cluster is started for both sides, and switched between them."""
+    return one_server(*sides) and sides[0].settings.url is None
 
 
 async def _measure(sides: Sides, repeats: int, folder: Path, bench: Bench, runs: list[tuple[int, RunFile]]) -> None:
@@ -73,7 +81,9 @@ def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
     """What a reader must know of how the sides were measured."""
     urls = {side.settings.url for side in sides}
     told = []
-    if None in urls:
+    if _is_started_once(sides):
+        told.append("one cluster for both sides, switched while it ran; its prefix caches were emptied before each run")
+    elif None in urls:
         each = "side" if repeats == 1 else "side and repeat"
         told.append(f"a fresh engine for each {each}, its prefix cache empty")
     if urls - {None} - set(warm):
@@ -94,6 +104,7 @@ def _report(
 ) -> None:
     """Verdicts, tables and the JSON that was asked for, also when nobody reads the tables to their end."""
     names = (sides[0].name, sides[1].name)
+    pools = any(side.pools is not None for side in sides)
     a, b = ([run for index, run in runs if index == side] for side in (0, 1))
     pairs = list(zip(a, b, strict=False))
     whole = [pair for pair in pairs if all(map(came_to_its_end, pair))]
@@ -101,7 +112,7 @@ def _report(
     found = comparison(repeats, conditions, None if repeats else document([a[0]]))
     try:
         if repeats:
-            _print(repeats, found, names, stdout())
+            _print(repeats, found, names, stdout(), tails=pools or split_of(found["a"]) is not None)
             side, last = runs[-1]
             if whole and not came_to_its_end(last):  # it is in no figure
                 print_notes(document([last]), stdout(), f"{names[side]}, the last run: ")
@@ -119,7 +130,7 @@ def _print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
     print_report([run], out, plots)
 
 
-def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console) -> None:
+def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], out: Console, *, tails: bool) -> None:
     told = verdicts(repeats)
     print_side_by_side([found["a"], found["b"]], names, out, ratio=True)
     for table in fitting(verdict_table(told), out, least_names=9):
@@ -127,4 +138,9 @@ def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], o
     out.print(explanation(told, names, len(repeats)), markup=False, highlight=False)
     for line in findings(told, names):
         out.print(line, markup=False, highlight=False)
+    if tails:
+        of_tails = tail_verdicts(repeats)
+        for table in fitting(tail_table(of_tails, split_of(found["a"])), out, least_names=9):
+            out.print(table)
+        out.print(plain_verdict(of_tails, names), markup=False, highlight=False)
     out.print(f"Conditions: {found['conditions']}.", markup=False, highlight=False)

@@ -1,9 +1,10 @@
-"""The runs of an experiment, one after the other: each on an engine of its own, or on a server that is there."""
+"""The runs of an experiment, one after the other: each on an engine of its own, on one cluster that is started for all,
+or on a server that is there."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,14 +12,15 @@ import aiohttp
 from rich.console import Console
 
 from loadgen.client import open_http
+from loadgen.cluster_calls import read_cluster
 from loadgen.command import Interrupt
-from loadgen.engine_watch import CALL_TIMEOUT
+from loadgen.engine_watch import CALL_TIMEOUT, EngineError
 from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
 from loadgen.results.output import OutputError, temporary_folder
 from loadgen.results.run_file import BY_HAND, ENGINE_ENDED, RunFile
 from loadgen.settings import Settings
-from loadgen.target import Steering, open_target
+from loadgen.target import Steering, Target, open_target
 
 CLEAR = "/engine/cache/clear"
 
@@ -33,6 +35,23 @@ class Bench:
 
     def __init__(self, console: Console, interrupt: Interrupt, keys: Keys) -> None:
         self._console, self._interrupt, self._keys = console, interrupt, keys
+        self._shared: Target | None = None
+
+    @contextlib.asynccontextmanager
+    async def sharing(self, settings: Settings | None) -> AsyncIterator[None]:
+        """While this lasts, one engine started for these settings serves all runs. None: none is shared.
+
+        Raises as `open_target`.
+        """
+        if settings is None:
+            yield
+            return
+        async with open_target(settings, self._console, self._keys) as target:
+            self._shared = target
+            try:
+                yield
+            finally:
+                self._shared = None
 
     @property
     def stopped(self) -> bool:
@@ -44,22 +63,35 @@ class Bench:
 
     async def measure(self, settings: Settings, path: Path, label: str) -> RunFile:
         """One run. A file that is there is written anew. Raises as `perform` and `open_target`."""
-        if settings.url is not None:
-            await self.forgets(settings.url)
-        async with open_target(settings, self._console, self._keys) as target:
+        async with self._target(settings) as target:
+            if settings.url is not None or self._shared is not None:
+                await self.forgets(target.url)
             with self._interrupt.reported() as stop:
                 try:
                     return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
                 except RunBroken as broken:  # half a run is not held against others
                     raise broken.problem from None
 
+    def _target(self, settings: Settings) -> contextlib.AbstractAsyncContextManager[Target]:
+        if self._shared is not None:
+            return contextlib.nullcontext(self._shared)
+        return open_target(settings, self._console, self._keys)
+
     async def forgets(self, url: str) -> bool:
-        """Tell a paged-engine to forget its prefix cache; False: it is none, and what one run left the next finds."""
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
-            engine = open_http(self._keys.at(url).engine)
-            async with engine as http, http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
-                return reply.status == 200
-        return False
+        """Tell a paged-engine, or all of a cluster, to forget its prefix cache; False: it is none, and what a run left
+        is there for the next."""
+        async with open_http(self._keys.at(url).engine) as http:
+            with contextlib.suppress(EngineError):  # the run itself tells what is wrong
+                if (cluster := await read_cluster(http, url)) is not None:
+                    return all([await _forgets(http, f"{url}{worker.path}") for worker in cluster.workers])
+            return await _forgets(http, url)
+
+
+async def _forgets(http: aiohttp.ClientSession, url: str) -> bool:
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
+        async with http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
+            return reply.status == 200
+    return False
 
 
 @contextlib.contextmanager

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from engine.protocol import Control
 from loadgen.arrivals import parse_arrivals
+from loadgen.experiments.pools import Pools, parse_pools, shapes, sized
 from loadgen.options import engine_arguments, positive_float, positive_int, server_url
 from loadgen.settings import Settings
 from loadgen.stop_rules import stop_rules_of
@@ -36,6 +37,7 @@ class Side:
 
     name: str
     settings: Settings
+    pools: Pools | None = None  # as it was asked for; None: its server need be no cluster
 
 
 def _arrivals(text: str) -> str:
@@ -52,6 +54,7 @@ _FIELDS: dict[str, Callable[[str], Any]] = {
     "arrivals": _arrivals,
     "rate": lambda text: _arrivals(f"poisson:{positive_float(text):g}"),
     "users": lambda text: _arrivals(f"users:{positive_int(text)}"),
+    "pools": parse_pools,
 }
 _WHEN = ("arrivals", "rate", "users")
 ALLOWED = ", ".join(["name", *_FIELDS, *_SHORT, *(field for field in _CONTROL if field not in _SHORT.values())])
@@ -62,19 +65,50 @@ def parse_sides(a: str | None, b: str | None, base: Settings) -> tuple[Side, Sid
     the options as they are. Raises `SideError`.
     """
     texts = DEFAULTS if a is None and b is None else (a or "", b or "")
-    first, second = (_side(flag, text, base) for flag, text in zip(FLAGS, texts, strict=True))
+    first, second = _started(*(_side(flag, text, base) for flag, text in zip(FLAGS, texts, strict=True)))
     _check_shared_server(first, second)
     if first.name == second.name:
-        return Side(f"{first.name} (A)", first.settings), Side(f"{second.name} (B)", second.settings)
+        return replace(first, name=f"{first.name} (A)"), replace(second, name=f"{second.name} (B)")
     return first, second
+
+
+def one_server(first: Side, second: Side) -> bool:
+    """Whether both sides are one server: one that is there, or a cluster that is started once and switched between
+    them, since its workers are the same."""
+    a, b = first.settings, second.settings
+    if a.url is not None or b.url is not None:
+        return a.url == b.url
+    return first.pools is not None and second.pools is not None and a.engine_args == b.engine_args
+
+
+def _started(first: Side, second: Side) -> tuple[Side, Side]:
+    """The sides whose cluster is to be started with the workers that they have. Raises `SideError`."""
+    own = [side.pools if side.settings.url is None else None for side in (first, second)]
+    try:
+        started = shapes(*own)
+    except ValueError as error:
+        raise SideError(f"pools: {error}") from None
+    told = []
+    for flag, side, shape in zip(FLAGS, (first, second), started, strict=True):
+        if shape is not None and sized(side.settings.engine_args):
+            if any(pools is not None and pools.shape is not None for pools in own):
+                raise SideError(f"{flag}: pools: the engine's arguments say how many workers there are, too")
+        elif shape is not None:
+            arguments = (*side.settings.engine_args, *shape.arguments())
+            side = replace(side, settings=msgspec.structs.replace(side.settings, engine_args=arguments))
+        told.append(side)
+    return told[0], told[1]
 
 
 def _check_shared_server(first: Side, second: Side) -> None:
     """What one side sets on a server stays so; the other must say what it is to be."""
-    if first.settings.url is None or first.settings.url != second.settings.url:
+    if not one_server(first, second):
         return
     for flag, here, there in ((FLAGS[1], first, second), (FLAGS[0], second, first)):
-        if missing := here.settings.control.keys() - there.settings.control.keys():
+        missing = here.settings.control.keys() - there.settings.control.keys()
+        if here.pools is not None and there.pools is None:
+            missing.add("pools")
+        if missing:
             name = min(missing)
             raise SideError(f"{flag}: {name} is missing: both sides are one server, on which the other side sets it")
 
@@ -101,7 +135,14 @@ def _side(flag: str, text: str, base: Settings) -> Side:
             raise SideError(f"{flag}: {word}: {error}") from None
     if len(given := [word for word in _WHEN if word in changes]) > 1:
         raise SideError(f"{flag}: {given[1]}: not allowed beside {given[0]}; both say when sessions arrive")
-    return Side(name or _name(text, words, control), _settings(flag, base, changes, control))
+    settings = _settings(flag, base, changes, control)
+    pools: Pools | None = changes.get("pools")
+    if pools is not None and pools.shape is not None and settings.url is not None:
+        raise SideError(
+            f"{flag}: pools: {pools.shape}: only for a cluster that loadgen starts, and this side is at "
+            f"{settings.url}; `paged-engine scale` sizes one that runs"
+        )
+    return Side(name or _name(text, words, control), settings, pools)
 
 
 def _words(flag: str, text: str) -> dict[str, str]:
@@ -138,6 +179,8 @@ def _control(field: str, text: str) -> str | int | float | bool:
 
 
 def _name(text: str, words: Mapping[str, str], control: Mapping[str, object]) -> str:
+    if words.keys() == {"pools"}:
+        return words["pools"]
     if words and control.keys() <= {"batching", "allocation"} and len(control) == len(words):
         return "+".join(str(value) for value in control.values())
     return text or AS_ASKED
@@ -162,6 +205,7 @@ def _settings(
         speed=changes.get("speed", base.speed),
         concurrency=changes.get("concurrency", base.concurrency),
         arrivals=next((changes[word] for word in _WHEN if word in changes), base.arrivals),
+        pools=changes["pools"].mode if "pools" in changes else base.pools,
         control={**base.control, **control},
     )
     try:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from loadgen.metrics.classes import PromptClasses
 from loadgen.metrics.latency import Distributions, latencies
 from loadgen.metrics.slo import Slo, overall
 from loadgen.metrics.window import WHOLE_RUN, Part, Window
@@ -70,11 +71,13 @@ class Sums:
 class Figures:
     """Takes the requests of one run, one after the other. `merge` adds another run: a repeat, with its own time.
 
-    Only requests sent within `window` count, and what else was sent is told apart.
+    Only requests sent within `window` count, and what else was sent is told apart. With `split`, prompts of up to that
+    many tokens and longer ones are told apart too.
     """
 
-    def __init__(self, slo: Slo | None = None, window: Window = WHOLE_RUN) -> None:
+    def __init__(self, slo: Slo | None = None, window: Window = WHOLE_RUN, split: int | None = None) -> None:
         self.slo, self.window = slo, window
+        self.classes = None if split is None else PromptClasses(split)
         self.sums = Sums()
         self.outcomes = Counter[Outcome]()
         self.failures = Counter[str]()  # by kind
@@ -119,6 +122,8 @@ class Figures:
             sums.interrupted_chunks += len(record.chunks)
         measured = latencies(record)
         self.distributions.add(record, measured)
+        if self.classes is not None:
+            self.classes.add(record, measured)
         if self.slo is not None:
             verdicts = self.slo.verdicts(record, measured)
             for (name, _), kept in zip(self.slo.limits, verdicts, strict=True):
@@ -169,6 +174,8 @@ class Figures:
         self.token_sources.update(other.token_sources)
         self.finishes.update(other.finishes)
         self.distributions.merge(other.distributions)
+        if self.classes is not None and other.classes is not None:
+            self.classes.merge(other.classes)
         self._kept.update(other._kept)
         self._missed.update(other._missed)
         self._merged_seconds += other.duration

@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.agreement import Agreement, agreement
 from loadgen.arrivals import Poisson, parse_arrivals
+from loadgen.metrics.classes import SPLIT
 from loadgen.metrics.slo import Slo, parse_slo
 from loadgen.metrics.summary import MOST_KINDS, Figures
 from loadgen.metrics.window import WHOLE_RUN, Span, find_window, parse_span
@@ -64,6 +65,7 @@ class Measured:
             "label": header.label,
             "parts": len(self.run.resumed) + 1,
             "summary": summary,
+            "classes": _classes(self.figures),
             "engine": end.engine,
             "settings": _settings(self.run, self.figures),
             "server": {**header.server, "metrics": end.server},
@@ -120,7 +122,7 @@ def measure(run: RunFile, asked: Asked = AS_THE_RUN) -> Measured:
     slo, warmup, cooldown = _how(run, asked)
     whole = warmup == cooldown == NO_SPAN
     window = WHOLE_RUN if whole else find_window(run.records(), warmup, cooldown)
-    figures = Figures(slo, window)
+    figures = Figures(slo, window, split_of(run))
     all_of_it = figures if whole else Figures()
     series = Series(_seconds(run))
     first_failures: dict[str, RequestRecord] = {}
@@ -157,7 +159,7 @@ def read_document(path: Path) -> Document:
         raise ResultError(
             f"{path}: {wrong[0]}: missing; expected a run's file, or what --json of replay or report wrote"
         )
-    return {"engine": None, "warnings": [], "notes": []} | kept
+    return {"engine": None, "classes": None, "warnings": [], "notes": []} | kept
 
 
 def _is_kept(path: Path) -> bool:
@@ -175,11 +177,12 @@ def merged(runs: Sequence[Measured]) -> Document:
         raise ValueError("there is nothing to merge")
     if len(runs) == 1:
         return runs[0].document()
-    documents = [one.document() for one in runs]
+    documents, figures = [one.document() for one in runs], merged_figures(runs)
     first, other = documents[0], differing_settings(documents)
     return {
         "label": f"{first['label']}, {len(runs)} runs merged",
-        "summary": _summary(merged_figures(runs), runs),
+        "summary": _summary(figures, runs),
+        "classes": _classes(figures),
         "engine": None,
         "settings": first["settings"],
         "server": {**first["server"], "metrics": None},
@@ -199,10 +202,25 @@ def merged_figures(runs: Sequence[Measured]) -> Figures:
     """Of several runs as one. Raises ValueError if their limits differ."""
     if len(runs) == 1:
         return runs[0].figures
-    figures = Figures(runs[0].figures.slo)
+    splits = {None if one.figures.classes is None else one.figures.classes.split for one in runs}
+    figures = Figures(runs[0].figures.slo, split=splits.pop() if len(splits) == 1 else None)
     for one in runs:
         figures.merge(one.figures)
     return figures
+
+
+def split_of(run: RunFile) -> int | None:
+    """Up to how many tokens a prompt is short: as the run was told, else as its trace says that it was made."""
+    told = run.header.settings.split_prompt_tokens
+    recipe = run.header.trace.get("recipe")
+    if told is None and isinstance(recipe, dict):
+        told = recipe.get(SPLIT)
+    return told if isinstance(told, int) and told > 0 else None
+
+
+def _classes(figures: Figures) -> dict[str, Any] | None:
+    """None: the run's prompts are in no classes."""
+    return None if figures.classes is None else figures.classes.figures()
 
 
 def _summary(figures: Figures, runs: Sequence[Measured]) -> dict[str, Any]:

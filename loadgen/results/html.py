@@ -7,6 +7,8 @@ from html import escape
 from pathlib import PurePath
 
 from loadgen.results import charts
+from loadgen.results.class_tables import class_table
+from loadgen.results.cluster_tables import cluster_tables
 from loadgen.results.document import Document, Measured, merged, merged_figures
 from loadgen.results.server_tables import agreement_table, engines_table, server_latency_table, server_table
 from loadgen.results.svg import Chart, draw
@@ -96,6 +98,8 @@ def _section(document: Document, runs: Sequence[Measured], heading: str) -> str:
         "<h2>Latency</h2>",
         _table(latency_table(document), titled=False),
     ]
+    if (by_length := class_table(document)) is not None:
+        parts.append(_table(by_length))
     parts.append(_charts(charts.percentiles(merged_figures(runs))))
     if len(runs) == 1:
         parts += ["<h2>Over time</h2>", _charts(charts.over_time(runs[0]))]
@@ -105,6 +109,8 @@ def _section(document: Document, runs: Sequence[Measured], heading: str) -> str:
     )
     drawn = ("".join(_table(table) for table in stack if table is not None) for stack in stacks)
     parts += ["<h2>Figures</h2>", f'<div class="tables">{"".join(f"<div>{stack}</div>" for stack in drawn)}</div>']
+    if of_cluster := cluster_tables(document):
+        parts += ["<h2>The cluster</h2>", *map(_table, of_cluster)]
     if len(runs) == 1 and (memory := _charts(charts.engine(runs[0]))):
         parts += ["<h2>The engine over time</h2>", memory]
     parts += ["<h2>Run</h2>", _table(run_table(document), titled=False)]

@@ -9,6 +9,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from loadgen.results.class_tables import class_table
+from loadgen.results.cluster_tables import cluster_tables
 from loadgen.results.document import AS_THE_RUN, Asked, Document, Measured, measure, merged
 from loadgen.results.run_file import RunFile
 from loadgen.results.server_tables import agreement_table, engines_table, server_latency_table, server_table
@@ -46,6 +48,9 @@ def print_measured(runs: Sequence[Measured], console: Console, plots: bool) -> N
     _print_beside(left, [engine_table(document), server_table(document)], console)
     statistics = STATISTICS if console.width >= WIDE else FEWER_STATISTICS
     console.print(rich_table(latency_table(document, statistics)))
+    for table in (class_table(document), *cluster_tables(document)):
+        if table is not None:
+            _print_all(fitting(table, console), console, 1)
     for of_server in (server_latency_table(document), engines_table(document)):
         if of_server is not None:
             console.print(rich_table(of_server))

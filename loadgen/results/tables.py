@@ -184,6 +184,7 @@ def run_table(document: Document) -> Table:
         ("played", f"{settings['sessions']:,} sessions, {settings['turns']:,} turns, from {settings['started_at']}"),
         ("load", load),
         ("control", control),
+        ("pools", settings.get("pools") or ""),
         ("limits (SLO)", settings["slo"] or ""),
         (
             "server",
@@ -359,7 +360,9 @@ def engine_table(document: Document) -> Table | None:
         if any(name in engine and (engine[name] or name not in ONLY_IF_ANY) for engine in engines)
     )
     columns = () if len(engines) == 1 else ("", *(f"{named} {number}" for number in range(1, len(engines) + 1)))
-    return Table("Engine, from its step stream", rows, columns)
+    cluster = len(engines) == 1 and "cluster" in engines[0]
+    title = "Engines of the cluster together, from their step streams" if cluster else "Engine, from its step stream"
+    return Table(title, rows, columns)
 
 
 def side_by_side(documents: Sequence[Document], names: Sequence[str], ratio: bool = False) -> Table:

@@ -202,7 +202,7 @@ def test_a_side_tells_what_is_alike_once() -> None:
 
 async def test_the_document_keeps_its_shape(tmp_path: Path) -> None:
     document = comparison(await measured(tmp_path, 2, slower=1.5), "as it was")
-    assert document.keys() == {"a", "b", "ratio", "conditions", "repeats", "verdicts"}
+    assert document.keys() == {"a", "b", "ratio", "conditions", "repeats", "verdicts", "tails"}
     for part in ("summary", "engine"):
         for name, quotient in document["ratio"][part].items():
             if quotient is not None:
