@@ -6,39 +6,22 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import SplitResult, urlsplit
 
-import msgspec
-
 from engine.cli import INTERRUPTED, Adder, between, file_name, number, show, unusable
-from engine.cluster.protocol import (
-    MOST_WORKERS,
-    ClusterControl,
-    ClusterState,
-    Routing,
-    WorkerPhase,
-    WorkerState,
-    decode_cluster,
-)
+from engine.cluster.protocol import MOST_WORKERS, ClusterControl, ClusterState, Routing, WorkerPhase, WorkerState
 from engine.cluster.sizes import FIELDS
 from engine.keys import first_key, key
 from engine.log import printable
 
+if TYPE_CHECKING:
+    from engine.cluster.cluster_server import ClusterServer
+
 FAILED = 1  # exit code
 MOST_WAIT = 86_400.0  # seconds
 MOST_LOCAL = 1 << 20  # tokens
-ANSWER_SECONDS = 30.0  # within which an answer must come
 LOOK_SECONDS = 0.2  # between two looks
-MOST_ANSWER = 1 << 26  # bytes
-MOST_TOLD = 300  # characters of a server's own words
-
-
-class NotDone(Exception):
-    """The cluster could not be asked, or said no; the message tells a person."""
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -88,7 +71,9 @@ def _scale(arguments: argparse.Namespace) -> int:
         shown = first_key(arguments.admin_key, file, "--admin-key", None if file is None else file.variable)
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
-    server = _Server(arguments.url, shown)
+    from engine.cluster.cluster_server import ClusterServer, NotDone
+
+    server = ClusterServer(arguments.url, shown)
     changed = False
     try:
         state, changed = server.change(wanted), True
@@ -111,8 +96,10 @@ def _wanted(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _follow(server: _Server, progress: _Progress, timeout: float) -> int:
+def _follow(server: ClusterServer, progress: _Progress, timeout: float) -> int:
     """Tell what becomes of the workers until they are as they are to be. Raises NotDone."""
+    from engine.cluster.cluster_server import NotDone
+
     begun = time.monotonic()
     while True:
         state = server.state()
@@ -189,59 +176,6 @@ def _told(control: ClusterControl) -> str:
     sizes = ", ".join(f"{field} {getattr(control, field)}" for field in FIELDS.values())
     separate = "on" if control.separate else "off"
     return f"{sizes}, separate {separate}, routing {control.routing}, local prefill {control.local_prefill}"
-
-
-class _Server:
-    """The cluster's server, asked over a connection for each question. It is where its address says: no proxy is asked,
-    and no redirection followed, which would take the key along."""
-
-    def __init__(self, url: SplitResult, admin_key: str | None) -> None:
-        self._url = url
-        self._headers = {"Content-Type": "application/json"}
-        if admin_key is not None:
-            self._headers["Authorization"] = f"Bearer {admin_key}"
-
-    def change(self, wanted: Mapping[str, Any]) -> ClusterState:
-        """The state with it. Raises NotDone."""
-        return self._ask("PATCH", msgspec.json.encode(wanted))
-
-    def state(self) -> ClusterState:
-        """Raises NotDone."""
-        return self._ask("GET")
-
-    def _ask(self, method: str, body: bytes | None = None) -> ClusterState:
-        url = self._url
-        kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-        link = kind(url.hostname or "", url.port, timeout=ANSWER_SECONDS)
-        try:
-            link.request(method, f"{url.path}/engine/cluster", body, self._headers)
-            answer = link.getresponse()
-            told = answer.read(MOST_ANSWER)
-        except (OSError, HTTPException) as error:
-            raise NotDone(f"{url.geturl()} cannot be asked: {_words(error)}") from None
-        finally:
-            link.close()
-        if answer.status != HTTPStatus.OK:
-            raise NotDone(f"{url.geturl()}: {_reason(told) or answer.reason} (HTTP {answer.status})")
-        try:
-            return decode_cluster(told)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise NotDone(f"{url.geturl()} answers, but not with a cluster's state ({error})") from None
-
-
-def _reason(told: bytes) -> str:
-    """What the server says, if it is one of ours."""
-    try:
-        message = msgspec.json.decode(told)["error"]["message"]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
-        return ""
-    return " ".join(str(message).split())[:MOST_TOLD]
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return f"nothing came for {ANSWER_SECONDS:g} s"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _address(text: str) -> SplitResult:
