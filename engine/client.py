@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.core_client import Cleared, ControlInForce, EngineDiedError, Sink
-from engine.messages import Add, BlockTokens, Located, Reply, RequestTokens
+from engine.messages import Add, BlockTokens, Reply, RequestTokens
 from engine.protocol import Control, EngineInfo, FinishReason
 
 
@@ -37,10 +37,6 @@ class Client(Protocol):
     def cancel(self, name: str) -> tuple[str, ...]: ...
 
     def end_streams(self) -> None: ...
-
-    async def until_located(self) -> Located | None: ...
-
-    async def until_ready(self) -> EngineInfo | None: ...
 
     async def until_idle(self) -> None: ...
 

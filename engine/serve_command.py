@@ -26,8 +26,9 @@ from engine.cli import (
     unicode_text,
     unusable,
 )
+from engine.cluster.options import add_cluster, check_cluster, chosen_cluster, fault
+from engine.cluster.protocol import ClusterControl
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
-from engine.faults import parse
 from engine.keys import KeyDigest, key, read_keys
 from engine.kv_endpoint import DEFAULT_TOPIC, KvPublishing, is_open, tcp_endpoint, topic
 from engine.protocol import Quantize
@@ -44,6 +45,7 @@ def add_command(commands: Any) -> None:
     serve.set_defaults(command="serve", run=_serve)
     add_model(serve)
     _add_engine(Adder(serve))
+    add_cluster(Adder(serve, serve.add_argument_group("several engines behind one endpoint: see docs/cluster.md")))
     _add_limits(Adder(serve, serve.add_argument_group("limits: what is refused, and what is ended")))
     _add_access(Adder(serve, serve.add_argument_group("access: see docs/security.md")))
     _add_recovery(Adder(serve, serve.add_argument_group("faults, logs and ending")))
@@ -214,19 +216,10 @@ def _add_recovery(add: Adder) -> None:
     add(
         "--fault",
         nargs="+",
-        type=_fault,
+        type=fault,
         metavar="FAULT",
-        help="for tests: make one happen, as step-error@100 or kill%%500 (docs/security.md has the list)",
+        help="for tests: make one happen, as step-error@100, kill%%500 or decode-0:exit@9 (see docs/security.md)",
     )
-
-
-def _fault(text: str) -> str:
-    """Raises ArgumentTypeError for one that cannot be made to happen."""
-    try:
-        parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
 
 
 def configuration(arguments: argparse.Namespace) -> EngineConfig:
@@ -249,6 +242,7 @@ def configuration(arguments: argparse.Namespace) -> EngineConfig:
         log_format=arguments.log_format,
         log_level=arguments.log_level,
         kv_events=_publishing(arguments),
+        lease_seconds=arguments.lease_seconds,
     )
 
 
@@ -314,6 +308,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         chosen = settings(arguments)
         _check_publishing(arguments)
+        config, cluster = configuration(arguments), chosen_cluster(arguments)
+        if cluster is not None:
+            check_cluster(config, cluster)
+        elif any(":" in one for one in config.faults):
+            raise argparse.ArgumentTypeError("--fault: names a worker, and this is no cluster")
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
     try:
@@ -329,19 +328,47 @@ def _serve(arguments: argparse.Namespace) -> int:
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
         reason = getattr(error, "strerror", None) or error
         return unusable(f"--host, --port: cannot listen on {arguments.host} port {arguments.port}: {reason}")
+    try:
+        return (
+            _serve_one(config, listener, chosen)
+            if cluster is None
+            else _serve_several(config, listener, chosen, cluster)
+        )
+    finally:
+        listener.close()
+
+
+def _serve_one(config: EngineConfig, listener: socket.socket, chosen: ServeSettings) -> int:
     # The core takes longest to start: it goes first, and this process imports its own libraries beside it.
     from engine.core_client import CoreProcess
 
-    core = CoreProcess(configuration(arguments))
+    core = CoreProcess(config)
     try:
         import asyncio
 
         from engine.server.serve import serve
 
-        return asyncio.run(serve(configuration(arguments), core, listener, chosen))
+        return asyncio.run(serve(config, core, listener, chosen))
     finally:
         core.stop(timeout=1.0)
-        listener.close()
+
+
+def _serve_several(
+    config: EngineConfig, listener: socket.socket, chosen: ServeSettings, control: ClusterControl
+) -> int:
+    import asyncio
+
+    from engine.cluster.cluster import Cluster
+    from engine.core_client import CoreProcess
+    from engine.server.serve import serve_cluster
+    from engine.threads import physical_cores
+
+    async def run() -> int:
+        shared = msgspec.structs.replace(config, transfer="shared_memory")
+        cluster = Cluster(shared, chosen, lambda spec: CoreProcess(spec.config), control, physical_cores())
+        return await serve_cluster(cluster, listener)
+
+    return asyncio.run(run())
 
 
 class _Address(NamedTuple):

@@ -71,6 +71,10 @@ class Supervisor:
         """Start nothing from now on; `run` returns at the next death."""
         self._ending = True
 
+    def go_on(self) -> None:
+        """Start others again, after `end`. Of no use after a death."""
+        self._ending = False
+
     @property
     def deaths(self) -> int:
         return 0 if self.last is None else self.last.number

@@ -47,7 +47,7 @@ def worker_state(cluster: Cluster, worker: Worker) -> WorkerState:
         restarts=worker.restarts,
         engine=loaded.info if serves and loaded is not None else None,
         load=cluster.load(worker.name),
-        routed=worker.routed,
+        routed=cluster.routed(worker.name),
     )
     return worker.tally.told(known) if serves else worker.tally.told_of_name(known)
 

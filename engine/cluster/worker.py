@@ -50,7 +50,7 @@ class Listener(Protocol):
         """The engine with what its requests need besides; None if it died before. Raises GaveUp."""
         ...
 
-    def serves(self, worker: Worker, client: CoreClient) -> None:
+    def serves(self, worker: Worker, client: CoreClient, loaded: Loaded) -> None:
         """It has an engine that is ready, for the first time or again. Raises GaveUp where it does not fit."""
         ...
 
@@ -78,7 +78,6 @@ class Worker:
         self.phase: WorkerPhase = "starting"
         self.reason = ""  # why it is dead, or starts again
         self.node = socket.gethostname()
-        self.routed = 0  # requests sent there
         self._recovery = settings.recovery
         self._start = start
         self._listener = listener
@@ -151,15 +150,30 @@ class Worker:
         self.service.loaded = loaded
         if self.phase == "starting":
             self.phase, self.reason = "ready", ""
-        self._listener.serves(self, client)
+        self._listener.serves(self, client, loaded)
 
-    async def end(self) -> None:
-        """End its engine, and start none again."""
+    def last_one(self) -> None:
+        """Start no engine after this one."""
         if self.service.supervisor is not None:
             self.service.supervisor.end()
+
+    def go_on(self) -> None:
+        """It was to be the last one, and is not."""
+        if self.service.supervisor is not None:
+            self.service.supervisor.go_on()
+        self.phase = "ready" if self.client is not None and self.client.ready else "starting"
+
+    @property
+    def is_gone(self) -> bool:
+        """Its engine has died; whether another follows is not said."""
+        return self.client is not None and self.client.death is not None
+
+    async def end(self, timeout: float = 3.0) -> None:
+        """End its engine, and start none again. Seconds that it has to do so."""
+        self.last_one()
         self.service.stopping = True
         if self.client is not None:
-            await self.client.shutdown()
+            await self.client.shutdown(timeout)
 
     def begin_again(self) -> None:
         self.tally.begin_again()

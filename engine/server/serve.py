@@ -8,11 +8,15 @@ import logging
 import os
 import signal
 import socket
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
 from engine import log
+from engine.cluster.sizes import FIELDS
 from engine.config import EngineConfig
 from engine.core_client import Core, CoreClient
 from engine.garbage import give_back, look_rarely
@@ -22,6 +26,9 @@ from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
 from engine.supervisor import GaveUp, Supervisor, silence
 from engine.tokenizer import Tokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from engine.cluster.cluster import Cluster
 
 CRASHED = 1
 UNUSABLE = 2
@@ -34,24 +41,50 @@ async def serve(config: EngineConfig, core: Core, listener: socket.socket, setti
 
     A signal lets live requests end within `drain_timeout`; a second one ends them, a third one this process.
     """
-    # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     service = Service(settings)
     server = _Server(config, service, listener)
     supervisor = service.supervisor = Supervisor(config, settings.recovery, core, server.live)
-    asked = _Asked(supervisor)
+    return await _serve(service, supervisor, lambda: supervisor.core.kill(), listener)
+
+
+async def serve_cluster(cluster: Cluster, listener: socket.socket) -> int:
+    """The same with several engines, until a signal or until none of them can be kept alive."""
+    telling = asyncio.create_task(_tell_complete(cluster, listener))
+    try:
+        return await _serve(cluster.service, cluster, cluster.kill, listener)
+    finally:
+        telling.cancel()
+
+
+class Kept(Protocol):
+    """What keeps engines alive."""
+
+    async def run(self) -> None:
+        """Raises GaveUp."""
+        ...
+
+    def end(self) -> None:
+        """Start nothing from now on."""
+        ...
+
+
+async def _serve(service: Service, kept: Kept, kill: Callable[[], None], listener: socket.socket) -> int:
+    # Our own middleware logs what a handler did wrong; aiohttp would print a traceback for every bad client.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    settings = service.settings
+    asked = _Asked(kill)
     runner = web.AppRunner(
         make_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=FLUSH_SECONDS
     )
     await runner.setup()
     await listen(runner, listener, settings.limits, service.refusals)
-    supervising = asyncio.create_task(supervisor.run())
+    supervising = asyncio.create_task(kept.run())
     asking = asyncio.create_task(asked.times(1))
     try:
         await asyncio.wait({supervising, asking}, return_when=asyncio.FIRST_COMPLETED)
         if supervising.done():
             return _given_up(supervising)
-        supervisor.end()
+        kept.end()
         await _drain(service, asked, settings.recovery.drain_timeout)
         return 0
     finally:
@@ -60,6 +93,8 @@ async def serve(config: EngineConfig, core: Core, listener: socket.socket, setti
         if service.client is not None:
             service.client.end_streams()
         service.hub.close()
+        if service.cluster is not None:
+            service.cluster.close_streams()
         await runner.cleanup()
         if service.client is not None:
             await service.client.shutdown()
@@ -69,10 +104,11 @@ async def serve(config: EngineConfig, core: Core, listener: socket.socket, setti
 
 
 class _Asked:
-    """How often a signal has asked this process to end. The third time it does, as it stands."""
+    """How often a signal has asked this process to end. The third time it does, as it stands: `kill` ends the
+    engines, which would not notice if they hang or are stopped."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self._kill = kill
         self._count = 0
         self._more = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -82,7 +118,7 @@ class _Asked:
     def _once_more(self, number: int) -> None:
         self._count += 1
         if self._count > 2:
-            self._supervisor.core.kill()  # one that hangs or is stopped would not notice
+            self._kill()
             os._exit(128 + number)
         self._more.set()
 
@@ -159,10 +195,7 @@ class _Server:
             retold = f", and told again at {where.replay}" if where.replay else ""
             message = f"KV events are published at {where.endpoint}{retold}"
             log.say(message, name="kv_events", endpoint=where.endpoint, replay=where.replay, topic=where.topic)
-        log.milestone("ready", "the server can answer", url=_url(self._listener), models=list(service.served_names))
-        look_rarely()  # else a body of a million values is looked at again and again while it is parsed
-        with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
-            print(_ready_line(service, self._listener), flush=True)
+        _tell_ready(service, self._listener)
 
 
 async def load(config: EngineConfig, service: Service, client: CoreClient) -> bool:
@@ -183,13 +216,28 @@ async def load(config: EngineConfig, service: Service, client: CoreClient) -> bo
     return True
 
 
-def _ready_line(service: Service, listener: socket.socket) -> str:
-    _, loaded = service.ready()
-    info = loaded.info
+def _tell_ready(service: Service, listener: socket.socket, cluster: str = "") -> None:
+    log.milestone("ready", "the server can answer", url=_url(listener), models=list(service.served_names))
+    look_rarely()  # else a body of a million values is looked at again and again while it is parsed
+    with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
+        print(_ready_line(service, listener, cluster), flush=True)
+
+
+async def _tell_complete(cluster: Cluster, listener: socket.socket) -> None:
+    await cluster.until_complete()
+    counts = Counter(worker.role for worker in cluster.workers)
+    told = [f"{counts[role]} {role}" for role in FIELDS if counts[role]]
+    _tell_ready(cluster.service, listener, f"{', '.join(told)}: ")
+
+
+def _ready_line(service: Service, listener: socket.socket, cluster: str) -> str:
+    assert service.loaded is not None, "it can answer"
+    info = service.loaded.info
     quantized = "" if info.quantize == "none" else f"{info.quantize} weights, "
+    each = " each" if cluster else ""
     return (
         f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
-        f"({info.dtype}, {quantized}{info.device}, {info.num_blocks:,} blocks of {info.block_size}, "
+        f"({cluster}{info.dtype}, {quantized}{info.device}, {info.num_blocks:,} blocks of {info.block_size}{each}, "
         f"context {info.max_model_len:,})"
     )
 

@@ -1,0 +1,149 @@
+"""A cluster as one client has it: requests go to whichever worker can take them, and calls to all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.core_client import IDLE_SECONDS, CallRefusedError, Cleared, ControlInForce, EngineDiedError, Sink
+from engine.messages import Add, BlockTokens, Reply, RequestTokens
+from engine.protocol import Control, EngineInfo, FinishReason, LiveRequest, LiveRequests, encode
+
+if TYPE_CHECKING:
+    from engine.cluster.cluster import Cluster
+    from engine.core_client import CoreClient
+
+_decode_requests = msgspec.json.Decoder(LiveRequests).decode
+
+
+class ClusterClient:
+    """See `engine.client.Client`. `info` is that of the smallest engine: what it takes, each of them takes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._draining = False
+        self._patching = asyncio.Lock()
+        self.info: EngineInfo | None = None  # None until one can serve
+        self.death: EngineDiedError | None = None  # the cluster cannot be kept alive
+        self.in_force: ControlInForce | None = ControlInForce(cluster.config.control, 0)
+
+    @property
+    def ready(self) -> bool:
+        return self.info is not None and self.death is None and self._cluster.missing is None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._cluster.dispatcher.live)
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def add(self, message: Add, sink: Sink, answer: str) -> None:
+        """Start a request and its siblings. Raises EngineDiedError if no engine can take any now."""
+        if self._draining:
+            raise EngineDiedError("the server is shutting down")
+        if self.death is not None:
+            raise self.death
+        if (missing := self._cluster.missing) is not None:
+            raise EngineDiedError(missing)
+        self._cluster.dispatcher.add(message, sink, answer)
+
+    def abort(self, requests: Sequence[str], reason: FinishReason) -> None:
+        self._cluster.dispatcher.abort(requests, reason)
+
+    def cancel(self, name: str) -> tuple[str, ...]:
+        return self._cluster.dispatcher.cancel(name)
+
+    def end_streams(self) -> None:
+        self._cluster.dispatcher.cancel_all()
+
+    async def until_idle(self) -> None:
+        while self.num_live:
+            await asyncio.sleep(IDLE_SECONDS)
+
+    async def snapshot(self) -> Reply:
+        """Each worker has its own: raises CallRefusedError."""
+        raise CallRefusedError("a cluster has no snapshot, each of its workers has one")
+
+    async def requests(self) -> bytes:
+        """Those of all workers, one after the other; `seq` is of none of them: 0. One that is being handed over is
+        told by both."""
+        told = await asyncio.gather(*(client.requests() for client in self._clients()), return_exceptions=True)
+        found = [_decode_requests(one) for one in told if isinstance(one, bytes)]
+        requests: list[LiveRequest] = [request for one in found for request in one.requests]
+        return encode(
+            LiveRequests(
+                0,
+                sum(one.waiting for one in found),
+                sum(one.running for one in found),
+                sum(one.held for one in found),
+                tuple(requests),
+                sum(one.sending for one in found),
+                sum(one.receiving for one in found),
+            )
+        )
+
+    async def request_tokens(self, request: str, first: int, before: int) -> tuple[int, RequestTokens] | None:
+        """Of whichever engine has most of it."""
+        told = await asyncio.gather(
+            *(client.request_tokens(request, first, before) for client in self._clients()), return_exceptions=True
+        )
+        found = [one for one in told if one is not None and not isinstance(one, BaseException)]
+        return max(found, key=lambda one: one[1].first + len(one[1].part.tokens), default=None)
+
+    async def block_tokens(self, block: int, before: int) -> tuple[int, BlockTokens]:
+        """Each worker has its own blocks: raises CallRefusedError."""
+        raise CallRefusedError("a cluster has no blocks, each of its workers has some")
+
+    async def clear_cache(self) -> Cleared:
+        """Forget every cached prefix, of all workers."""
+        cleared = await asyncio.gather(*(client.clear_cache() for client in self._clients()))
+        return Cleared(sum(one.blocks for one in cleared), 0)
+
+    async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
+        """Change the control of all engines, also of those that come later. Raises CallRefusedError where one of them
+        cannot take it: none has it then."""
+        return await asyncio.shield(self._patch_in_turn(change))
+
+    async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
+        async with self._patching:
+            before = self.control
+            wanted = change(before)
+            changed: list[CoreClient] = []
+            seq = 0
+            try:
+                for client in self._clients():
+                    try:
+                        seq = max(seq, (await client.patch_control(lambda _: wanted)).seq)
+                    except EngineDiedError:
+                        continue  # the next one of its name is told when it is ready
+                    changed.append(client)
+            except CallRefusedError:
+                for client in changed:
+                    await client.patch_control(lambda _: before)
+                raise
+            self.in_force = ControlInForce(wanted, seq)
+            return self.in_force
+
+    @property
+    def control(self) -> Control:
+        """What all engines are to have."""
+        assert self.in_force is not None, "a cluster has a control from its start"
+        return self.in_force.control
+
+    async def adopt(self, client: CoreClient) -> None:
+        """Have an engine that has just come take the control that holds by now."""
+        async with self._patching:
+            if client.in_force is not None and client.in_force.control != self.control:
+                await client.patch_control(lambda _: self.control)
+
+    async def shutdown(self, timeout: float = 3.0) -> None:
+        await self._cluster.shutdown(timeout)
+
+    def _clients(self) -> list[CoreClient]:
+        """Those of engines that are ready."""
+        clients = (worker.client for worker in self._cluster.workers)
+        return [client for client in clients if client is not None and client.ready]

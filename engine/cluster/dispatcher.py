@@ -1,0 +1,361 @@
+"""Journeys at their edge: chooses the workers, sends what a journey says, and tells it and its client what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from engine.cluster.block_index import prompt_names
+from engine.cluster.journey import MOST_MOVES, Journey
+from engine.cluster.leases import Leases
+from engine.cluster.loads import Work
+from engine.cluster.protocol import ClusterControl, Role, TransferDone
+from engine.cluster.router import Purpose, Router
+from engine.core_client import CoreClient, EngineDiedError, Sink
+from engine.messages import Add, Output, Taken
+from engine.protocol import FinishReason, Receiving
+
+PATIENCE = 30.0  # seconds that a request waits for a worker that can take it
+
+
+class Place(Protocol):
+    """A worker, as far as requests are sent there; `client` is that of its newest core."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def client(self) -> CoreClient | None: ...
+
+
+class Way:
+    """A journey, and who waits for it. `at` and `client` are the worker that has it and its engine's client."""
+
+    __slots__ = ("answer", "at", "been", "client", "journey", "names", "sink", "waits_since", "why", "work")
+
+    def __init__(self, journey: Journey, sink: Sink, answer: str, names: tuple[int, ...]) -> None:
+        self.journey = journey
+        self.sink = sink
+        self.answer = answer
+        self.names = names  # of the prompt's blocks, as far as they may be found
+        self.at: str = ""
+        self.client: CoreClient | None = None
+        self.work: Work | None = None
+        self.been: list[CoreClient] = []  # engines that may still know its requests by their names
+        self.waits_since: float | None = None  # for a worker that can take it
+        self.why = ""  # what last happened to the engine that had it
+
+
+class Dispatcher:
+    """All requests that live, by their names. `places` are the workers, by name, as they come and go; `changed` is
+    called when transfers do, `ended` with each that has."""
+
+    def __init__(
+        self,
+        places: Mapping[str, Place],
+        router: Router,
+        control: ClusterControl,
+        changed: Callable[[], None] = lambda: None,
+        ended: Callable[[TransferDone], None] = lambda done: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.router = router
+        self.control = control
+        self.leases = Leases()
+        self.live: dict[str, Way] = {}
+        self.local = 0  # prefilled where they decode, though there were others for that
+        self.recovered = 0  # went on elsewhere
+        self._places = places
+        self._changed = changed
+        self._ended = ended
+        self._clock = clock
+        self._waiting: dict[Way, None] = {}
+        self._placed: dict[str, Way] = {}  # by the lease that an engine has yet to take
+        self._losing: set[CoreClient] = set()  # engines that are known to be gone, and what they had is to be moved
+
+    @property
+    def now(self) -> float:
+        """On the clock of all that is told here."""
+        return self._clock()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no worker can take now."""
+        return len(self._waiting)
+
+    # Clients
+
+    def add(self, message: Add, sink: Sink, answer: str) -> None:
+        """Start a request and its siblings, as `CoreClient.add` does. Raises ValueError for one that lives."""
+        journey = Journey(message, self._clock())
+        for request in journey.live:
+            if request in self.live:
+                raise ValueError(f"request {request} lives already")
+        found = message.scheduling.prefix_cache and message.sampling.prompt_logprobs is None
+        salt = message.scheduling.cache_salt
+        names = prompt_names(message.prompt, self.router.block_size, salt) if found else ()
+        way = Way(journey, sink, answer, names)
+        self.live.update(dict.fromkeys(journey.live, way))
+        self._send_on(way)
+
+    def abort(self, requests: Iterable[str], reason: FinishReason) -> None:
+        """End those that live; their sinks hear no more."""
+        for way, mine in self._by_way(requests).items():
+            self._end(way, mine, reason)
+
+    def cancel(self, name: str) -> tuple[str, ...]:
+        """Abort a live request, and whoever cannot go on without it, or all of an answer; their sinks hear of it."""
+        named = [request for request, way in self.live.items() if name in (request, way.answer)]
+        if not named:  # a beam, whose search reports for it?
+            named = [one for one, way in self.live.items() if name in way.journey.message.siblings]
+        family = [one for request in named for one in (request, *self._tied(request))]
+        return self._cancel(family)
+
+    def cancel_all(self) -> None:
+        self._cancel(tuple(self.live))
+
+    def _tied(self, request: str) -> tuple[str, ...]:
+        """Who cannot go on without this one: its siblings, until it has a token."""
+        journey = self.live[request].journey
+        return journey.message.siblings if request == journey.message.request and not journey.has_tokens else ()
+
+    def _cancel(self, requests: Iterable[str]) -> tuple[str, ...]:
+        ended: list[str] = []
+        for way, mine in self._by_way(requests).items():
+            ended += mine
+            if way.journey.is_search and way.journey.is_at_engine and way.client is not None:
+                with contextlib.suppress(EngineDiedError):
+                    way.client.cancel(way.journey.message.request)  # it will tell what it has found
+                continue
+            self._end(way, mine, "abort")
+            for request in mine:
+                way.sink(Output(request, finished="abort"))
+        return tuple(ended)
+
+    def _by_way(self, requests: Iterable[str]) -> dict[Way, list[str]]:
+        found: dict[Way, list[str]] = {}
+        for request in dict.fromkeys(requests):
+            if (way := self.live.get(request)) is not None:
+                found.setdefault(way, []).append(request)
+        return found
+
+    def _end(self, way: Way, requests: Sequence[str], reason: FinishReason) -> None:
+        """Nobody waits for these any more."""
+        journey = way.journey
+        ended = journey.end(requests)
+        for request in ended:
+            self.live.pop(request, None)
+        if way.client is not None and way.client.death is None:
+            way.client.abort(ended, reason)
+        self._go_on(way, len(ended))
+
+    # Engines
+
+    def serves(self) -> None:
+        """A worker has come that may take what waits."""
+        waiting, self._waiting = self._waiting, {}
+        for way in waiting:
+            self._send_on(way)
+
+    def lost(self, client: CoreClient, name: str, why: str) -> None:
+        """An engine has died: what it had goes on elsewhere, and what was kept for it is kept no more."""
+        self._losing.discard(client)
+        self.router.close(name)
+        self.router.forget(name)
+        for lease, source in self.leases.without_target(name):
+            self._placed.pop(lease, None)
+            self._release(source, lease)
+        offered = [way for way in self._waiting if way.journey.offer is not None and way.journey.offer.engine == name]
+        for way in (*self._ways_of(client), *offered):
+            self._leave(way)
+            self._move(way, why)
+
+    def move_away(self, client: CoreClient, why: str) -> None:
+        """An engine is to go: what it still has goes on elsewhere."""
+        for way in self._ways_of(client):
+            client.abort(tuple(way.journey.live), "abort")
+            self._leave(way)
+            self._move(way, why)
+
+    def has(self, name: str, client: CoreClient | None) -> bool:
+        """Whether a worker still has something to do, or keeps something for another."""
+        return any(way.client is client for way in self.live.values()) or self.leases.is_part(name)
+
+    def taken(self, told: Taken) -> None:
+        """An engine reads an offer no more."""
+        if (way := self._placed.pop(told.lease, None)) is not None:
+            way.journey.taken(told.lease)
+        done = self.leases.taken(told, self._clock(), time.time())
+        if done is not None:
+            self._release(done.source, told.lease)
+            self._ended(done)
+            self._changed()
+
+    def moving(self, receiving: Receiving) -> None:
+        """An engine fills blocks with what it was offered."""
+        self.leases.moving(receiving.lease, receiving.blocks, receiving.nbytes)
+        self._changed()
+
+    def left_over(self, name: str, output: Output) -> None:
+        """An engine offers what nobody waits for any more."""
+        if output.offer is not None:
+            self._release(name, output.offer.lease)
+
+    def review(self) -> None:
+        """End what has waited too long for a worker."""
+        now = self._clock()
+        for way in tuple(self._waiting):
+            left = way.journey.seconds_left(now)
+            if left is not None and left <= 0:
+                self._fail(way, lambda request: Output(request, finished="deadline"))
+            elif way.waits_since is not None and now - way.waits_since > PATIENCE:
+                why = f"no engine could take this request for {PATIENCE:g} s"
+                self._give_up(way, f"{way.why}; {why}" if way.why else why)
+
+    # Within
+
+    def _ways_of(self, client: CoreClient) -> list[Way]:
+        return list(dict.fromkeys(way for way in self.live.values() if way.client is client))
+
+    def _send_on(self, way: Way) -> None:
+        """Have a worker do what is next; if none can, wait for one."""
+        avoid = {place.name for place in self._places.values() if place.client in way.been} if way.been else set()
+        while True:
+            chosen = self._choose(way, avoid)
+            if chosen is None:
+                self._wait(way)
+                return
+            worker, cached, is_prefill = chosen
+            client = self._places[worker].client
+            if client is not None and client.ready:
+                way.waits_since = None
+                self._send(way, worker, client, cached, is_prefill)
+                return
+            avoid.add(worker)  # it has died, and that has yet to be told
+
+    def _choose(self, way: Way, avoid: set[str]) -> tuple[str, int, bool] | None:
+        """The worker, what it has cached of the prompt, and whether it is to hand the request over."""
+        journey, router, control = way.journey, self.router, self.control
+        length, rows = len(journey.message.prompt), max(1, len(journey.live))
+        purpose: Purpose = "whole" if journey.offer is None else "decode"
+        target = router.choose(purpose, length, way.names, rows, avoid)
+        if target is None:
+            return None
+        is_decode = self._places[target.worker].role == "decode"
+        if purpose == "decode" and not is_decode:  # replicas compute for themselves what others have
+            replicas = {place.name for place in self._places.values() if place.role == "replica"}
+            target = router.choose(purpose, length, way.names, rows, avoid | replicas) or target
+        whole = (target.worker, target.cached_tokens, False)
+        if not is_decode or not control.separate or journey.has_tokens or journey.is_search:
+            return whole
+        if length - target.cached_tokens <= control.local_prefill:
+            self.local += 1
+            return whole
+        prefill = router.choose("prefill", length, way.names, rows, avoid)
+        return whole if prefill is None else (prefill.worker, prefill.cached_tokens, True)
+
+    def _send(self, way: Way, worker: str, client: CoreClient, cached: int, is_prefill: bool) -> None:
+        journey, now = way.journey, self._clock()
+        offer = journey.offer
+        adds = (journey.prefill(now),) if is_prefill else journey.decode(now)
+        rows = 0 if is_prefill else len(journey.live)
+        length = len(journey.message.prompt)
+        way.at, way.client = worker, client
+        way.been.append(client)
+        way.work = self.router.begin(worker, length, cached, way.names, rows, computed=offer is not None)
+        if offer is not None:
+            self._placed[offer.lease] = way
+            self.leases.placed(offer.lease, worker)
+            self._changed()
+        sink = partial(self._hear, way, journey.leg)
+        for add in adds:
+            client.add(add, sink, way.answer)
+
+    def _wait(self, way: Way) -> None:
+        if way.waits_since is None:
+            way.waits_since = self._clock()
+        self._waiting[way] = None
+
+    def _hear(self, way: Way, leg: int, output: Output) -> None:
+        journey, client = way.journey, way.client
+        if leg != journey.leg or client is None:
+            return
+        if output.unavailable:  # all that it had is told so, one by one
+            if client not in self._losing:
+                self._losing.add(client)
+                asyncio.get_running_loop().call_soon(self.lost, client, way.at, output.error or "its engine died")
+            return
+        told = journey.hear(output, leg)
+        if told is None:
+            return
+        if output.token_id is not None and way.work is not None:
+            way.work.computed()
+        if told.finished is not None:
+            self.live.pop(output.request, None)
+        if output.offer is not None:
+            self.leases.offered(journey.message.request, output.offer, way.at, self._clock())
+            self._changed()
+        way.sink(told)
+        self._go_on(way, 1 if told.finished is not None else 0)
+
+    def _go_on(self, way: Way, ended: int) -> None:
+        """After news, or an abort: its next leg, or its end."""
+        journey = way.journey
+        if journey.state == "offered" and way.client is not None:
+            self._leave(way)
+            self._send_on(way)
+        elif journey.state == "ended":
+            self._leave(way)
+            self._waiting.pop(way, None)
+            self._withdraw(way)
+        elif ended and way.work is not None:
+            way.work.end_rows(ended)
+
+    def _leave(self, way: Way) -> None:
+        if way.work is not None:
+            way.work.end()
+        way.work = way.client = None
+        way.at = ""
+
+    def _withdraw(self, way: Way) -> None:
+        """Nobody is to take its offer."""
+        if (offer := way.journey.withdraw()) is None:
+            return
+        if (source := self.leases.drop(offer.lease)) is not None:
+            self._release(source, offer.lease)
+            self._changed()
+
+    def _move(self, way: Way, why: str) -> None:
+        """It has no engine any more, for this reason."""
+        self._waiting.pop(way, None)
+        self._withdraw(way)
+        way.why, way.waits_since = why, None
+        if way.journey.lost():
+            self.recovered += 1
+            self._send_on(way)
+        else:
+            self._give_up(way, f"{why}; the request had gone on elsewhere {MOST_MOVES} times before")
+
+    def _give_up(self, way: Way, why: str) -> None:
+        self._fail(way, lambda request: Output(request, finished="error", error=why, unavailable=True))
+
+    def _fail(self, way: Way, told: Callable[[str], Output]) -> None:
+        """End all of it, and say so."""
+        requests = tuple(way.journey.live)
+        self._end(way, requests, "abort")
+        for request in requests:
+            way.sink(told(request))
+
+    def _release(self, source: str, lease: str) -> None:
+        place = self._places.get(source)
+        if place is None or place.client is None:
+            return
+        with contextlib.suppress(EngineDiedError):  # it keeps nothing
+            place.client.release((lease,))
