@@ -1,5 +1,5 @@
-"""What whoever routes is told of a prefix cache. That it equals the cache, whatever the engine does, `KvFold.check` says:
-after every step of `test_core`'s machine, and of the tests of KV events."""
+"""What whoever routes is told of a prefix cache. That it equals the cache, whatever the engine does, is checked by
+`KvFold.check`: after every step of the machine in `test_core`, and of the tests of KV events."""
 
 from __future__ import annotations
 
