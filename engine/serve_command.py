@@ -46,9 +46,11 @@ def add_command(commands: Any) -> None:
     add_model(serve)
     _add_engine(Adder(serve))
     add_cluster(Adder(serve, serve.add_argument_group("several engines behind one endpoint: see docs/cluster.md")))
-    _add_limits(Adder(serve, serve.add_argument_group("limits: what is refused, and what is ended")))
-    _add_access(Adder(serve, serve.add_argument_group("access: see docs/security.md")))
-    _add_recovery(Adder(serve, serve.add_argument_group("faults, logs and ending")))
+    add_limits(Adder(serve, serve.add_argument_group("limits: what is refused, and what is ended")))
+    add_access(Adder(serve, serve.add_argument_group("access: see docs/security.md")))
+    recovery = serve.add_argument_group("faults, logs and ending")
+    add_recovery(Adder(serve, recovery))
+    _add_faults(Adder(serve, recovery))
 
 
 def _add_engine(add: Adder) -> None:
@@ -104,10 +106,15 @@ def _add_engine(add: Adder) -> None:
         metavar="TOPIC",
         help="of the messages (default: %(default)s)",
     )
+    add(
+        "--kv-events-open",
+        action="store_true",
+        help="publish KV events beyond loopback: whoever reaches them reads everybody's prompts and answers in tokens",
+    )
     add("--seed", type=between(0), default=0, metavar="N", help="of tiny's random weights (default: 0)")
 
 
-def _add_limits(add: Adder) -> None:
+def add_limits(add: Adder) -> None:
     limits = Limits()
 
     def count(option: str, least: int, default: int, what: str, most: int = MOST) -> None:
@@ -140,7 +147,7 @@ def _add_limits(add: Adder) -> None:
     seconds("--request-timeout", limits.request_timeout, "for a request, from its arrival to its end")
 
 
-def _add_access(add: Adder) -> None:
+def add_access(add: Adder) -> None:
     for who, what in (("api", "/v1 and the other routes of clients"), ("admin", "/engine/* too")):
         add(
             f"--{who}-key",
@@ -165,16 +172,11 @@ def _add_access(add: Adder) -> None:
         help="web pages that may ask, as https://chat.example",
     )
     add("--insecure", action="store_true", help="listen beyond loopback though no API key is set")
-    add(
-        "--kv-events-open",
-        action="store_true",
-        help="publish KV events beyond loopback: whoever reaches them reads everybody's prompts and answers in tokens",
-    )
     add("--no-text", action="store_true", help="tell nobody the text of requests and blocks")
 
 
-def _add_recovery(add: Adder) -> None:
-    recovery, logging, config = Recovery(), Logging(), EngineConfig()
+def add_recovery(add: Adder) -> None:
+    recovery, logging = Recovery(), Logging()
     add(
         "--drain-timeout",
         type=number(0, MOST_SECONDS, "a number of seconds"),
@@ -189,6 +191,13 @@ def _add_recovery(add: Adder) -> None:
         metavar="N",
         help="of an engine that died, in a row without serving; 0: end with it (default: %(default)s)",
     )
+    add("--log-format", choices=get_args(LogFormat), default=logging.format, help="default: %(default)s")
+    add("--log-level", choices=get_args(LogLevel), default=logging.level, help="default: %(default)s")
+    add("--log-requests", action="store_true", help="a line for each request that ended")
+
+
+def _add_faults(add: Adder) -> None:
+    config = EngineConfig()
     add(
         "--step-timeout",
         type=number(0, MOST_SECONDS, "a number of seconds"),
@@ -210,9 +219,6 @@ def _add_recovery(add: Adder) -> None:
         metavar="FOLDER",
         help="for the last records before a fault (default: in the cache folder)",
     )
-    add("--log-format", choices=get_args(LogFormat), default=logging.format, help="default: %(default)s")
-    add("--log-level", choices=get_args(LogLevel), default=logging.level, help="default: %(default)s")
-    add("--log-requests", action="store_true", help="a line for each request that ended")
     add(
         "--fault",
         nargs="+",
@@ -315,19 +321,12 @@ def _serve(arguments: argparse.Namespace) -> int:
             raise argparse.ArgumentTypeError("--fault: names a worker, and this is no cluster")
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
+    if arguments.fault:
+        log.say(f"--fault: faults will be made to happen: {' '.join(arguments.fault)}", level=logging.WARNING)
     try:
-        address = _resolve(arguments.host, arguments.port)
-        chosen = _placed(chosen, arguments.host, is_loopback(address.name))
-        if (danger := _danger(chosen.access, address)) is not None:
-            if not arguments.insecure:
-                return unusable(f"{danger}; set one (--api-key-file, see docs/security.md), or say --insecure")
-            log.say(f"--insecure: {danger}", level=logging.WARNING)
-        listener = _bind(address)
-        if arguments.fault:
-            log.say(f"--fault: faults will be made to happen: {' '.join(arguments.fault)}", level=logging.WARNING)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
-        reason = getattr(error, "strerror", None) or error
-        return unusable(f"--host, --port: cannot listen on {arguments.host} port {arguments.port}: {reason}")
+        listener, chosen = open_listener(arguments.host, arguments.port, chosen, insecure=arguments.insecure)
+    except argparse.ArgumentTypeError as error:
+        return unusable(str(error))
     try:
         return (
             _serve_one(config, listener, chosen)
@@ -369,6 +368,28 @@ def _serve_several(
         return await serve_cluster(cluster, listener)
 
     return asyncio.run(run())
+
+
+def open_listener(
+    host: str, port: int, chosen: ServeSettings, *, insecure: bool
+) -> tuple[socket.socket, ServeSettings]:
+    """Where it listens, and the settings of a server that does so there.
+
+    Raises ArgumentTypeError where that cannot be, or must not: see `_danger`.
+    """
+    try:
+        address = _resolve(host, port)
+        chosen = _placed(chosen, host, is_loopback(address.name))
+        if (danger := _danger(chosen.access, address)) is not None:
+            if not insecure:
+                raise argparse.ArgumentTypeError(
+                    f"{danger}; set one (--api-key-file, see docs/security.md), or say --insecure"
+                )
+            log.say(f"--insecure: {danger}", level=logging.WARNING)
+        return _bind(address), chosen
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none, as `a..b`
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"--host, --port: cannot listen on {host} port {port}: {reason}") from None
 
 
 class _Address(NamedTuple):
