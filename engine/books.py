@@ -125,15 +125,21 @@ def _check_host(host: HostPool, requests: Iterable[Request]) -> None:
 
 
 def _check_lists(scheduler: Scheduler) -> None:
-    """Each request waits, runs or is to be forked; only those that run hold blocks."""
-    requests, running = scheduler.requests, scheduler.running
+    """Each request waits, runs, is to be forked, or is on its way from or to another engine; only those that wait or
+    are to be forked hold no blocks."""
+    requests, running, hand_over = scheduler.requests, scheduler.running, scheduler.hand_over
     idle = [*scheduler.waiting, *scheduler.unforked]
-    listed = {*idle, *running}
-    _require(len(listed) == len(idle) + len(running), "a request is in two lists")
+    listed = {*idle, *running, *hand_over.receiving, *hand_over.sending.values()}
+    lengths = len(idle) + len(running) + len(hand_over.receiving) + len(hand_over.sending)
+    _require(len(listed) == lengths, "a request is in two lists")
     _require(listed == set(requests.values()), "a request is in no list, or one that has ended is in one")
     _require(list(map(_id, requests.values())) == list(requests), "a request is known by another's name")
     for request in idle:
         _require(request.allocation is None and not request.table, f"{request.id} waits and holds blocks")
+    receiving = {r for r in requests.values() if r.incoming is not None and r.allocation is not None}
+    _require(hand_over.receiving.keys() == receiving, "those that receive are others")
+    leases = {r.outgoing.lease: r for r in requests.values() if r.outgoing is not None}
+    _require(hand_over.sending == leases, "those that send are others")
     _require(scheduler.held.keys() == {r for r in running if r.reason is not None}, "the held requests are others")
     orphans = [child.id for child in scheduler.unforked if child.parent is None or child.parent not in listed]
     _require(not orphans, f"{orphans[:1]} is to be forked off nobody")

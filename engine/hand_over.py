@@ -176,6 +176,12 @@ class HandOver:
         if more <= 0:
             self._give_up(request, now, "")
             return None
+        if len(offer.blocks) != blocks_for(offer.tokens, size):
+            told = (
+                f"{offer.engine} offers {len(offer.blocks)} blocks for {offer.tokens} tokens, of blocks of {size} here"
+            )
+            self._give_up(request, now, told)
+            return None
         tokens = min(offer.tokens, found + more)
         needed = kv.blocks_taken(request, prefix, tokens)
         if scheduler.running or self.receiving:

@@ -47,9 +47,12 @@ def check_state(scheduler: Scheduler) -> None:
     _check_tables(scheduler)
     _check_host(scheduler)
     _check_beams(scheduler)
+    _check_hand_over(scheduler)
     waiting, running, unforked = list(scheduler.waiting), scheduler.running, list(scheduler.unforked)
-    listed = {request.id for request in (*waiting, *running, *unforked)}
-    _require(len(listed) == len(waiting) + len(running) + len(unforked), "a request is in two lists")
+    handed = (*scheduler.hand_over.receiving, *scheduler.hand_over.sending.values())
+    every = (*waiting, *running, *unforked, *handed)
+    listed = {request.id for request in every}
+    _require(len(listed) == len(every), "a request is in two lists")
     _require(listed == scheduler.requests.keys(), "a request is in no list")
     _require(all(r.allocation is None and not r.table for r in (*waiting, *unforked)), "a waiting one holds blocks")
     _require(all(r.allocation is not None for r in running), "a running request was not admitted")
@@ -123,3 +126,32 @@ def _check_beams(scheduler: Scheduler) -> None:
         _require(request in group.members, f"{request.id} is no member of its own search")
         _require(len({member.num_tokens for member in group.members}) == 1, f"the beams of {request.id} differ")
         _require(len({member.status for member in group.members}) == 1, f"some beams of {request.id} wait")
+
+
+def _check_hand_over(scheduler: Scheduler) -> None:
+    """Blocks that others read or that are being filled change for nobody; who waits for an offer has not taken any."""
+    pool, size, hand_over = scheduler.kv.pool, scheduler.kv.block_size, scheduler.hand_over
+    for request in scheduler.requests.values():
+        name, incoming, outgoing = request.id, request.incoming, request.outgoing
+        receives = incoming is not None and incoming.since is not None
+        _require((request in hand_over.receiving) == receives, f"{name} has blocks to be filled, and does not receive")
+        _require((request.status == "receiving") == receives, f"{name} receives and has another status")
+        _require((request.status == "sending") == (outgoing is not None), f"{name} sends and has another status")
+        _require(incoming is None or outgoing is None, f"{name} is sent and received at once")
+        if incoming is not None and not receives:
+            _require(request in scheduler.waiting, f"{name} was offered KV and does not wait")
+        elif incoming is not None:
+            found = request.num_computed
+            _require(found % size == 0 and found == request.cached, f"{name} has more than it found")
+            _require(len(request.table) == -(-incoming.tokens // size), f"{name} receives into other blocks")
+            for block in request.table[found // size :]:
+                _require(pool.references[block] == 1, f"block {block} is received into and shared")
+                _require(block not in pool.cache, f"block {block} is received into and published")
+        elif outgoing is not None:
+            _require(hand_over.sending.get(outgoing.lease) is request, f"{name} sends under another lease")
+            _require(request.reason is not None, f"{name} is sent and goes on here")
+            _require(request.num_computed == outgoing.tokens, f"{name} has other tokens than it offered")
+            _require(tuple(request.table) == outgoing.blocks, f"{name} has other blocks than it offered")
+            _require(all(map(pool.references.__getitem__, outgoing.blocks)), f"a block of {name} is free")
+    for request in scheduler.unforked:
+        _require(request.incoming is None, f"{request.id} is to be forked and was offered KV")

@@ -85,14 +85,21 @@ def check_record(record: Record, fold: EngineFold) -> None:
     _check_known([held.request for held in record.held], requests, came, gone, "held")
     left = [ended.request for ended in record.left]
     _check_known(left, requests, came, gone, "left")
+    _check_known([one.request for one in record.offered], requests, came, gone, "offered")
+    _check_known([one.request for one in record.receiving], requests, came, gone, "receiving")
+    _check_known([one.request for one in record.transferred], requests, came, gone, "transferred")
     _check_known([row.request for row in record.rows], requests, came, gone, "rows")
     _check_known([change.request for change in record.tables], requests, came, gone, "tables", once=False)
     lengths = dict.fromkeys(came, 0)
     for lost in record.preempted:
         logical -= _length(lost.request, lengths, requests)
         lengths[lost.request] = 0
+    for one in record.transferred:
+        if one.side == "received" and one.error:
+            logical -= _length(one.request, lengths, requests)
+            lengths[one.request] = 0
     for joined in record.joined:
-        for field in ("cached_tokens", "copied_tokens", "shared_tokens", "swapped_tokens"):
+        for field in ("cached_tokens", "copied_tokens", "shared_tokens", "swapped_tokens", "received_tokens"):
             _require(0 <= getattr(joined, field) < MAX_COUNT, f"joined.{field}", getattr(joined, field))
     for change in record.tables:
         length = _length(change.request, lengths, requests)
@@ -113,6 +120,12 @@ def check_record(record: Record, fold: EngineFold) -> None:
             continue  # one that joined and ended at once tells no table
         found = (joined.cached_tokens - joined.copied_tokens) // engine.block_size
         _require(found <= _length(joined.request, lengths, requests), "joined.cached_tokens", joined.cached_tokens)
+    for coming in record.receiving:
+        _require(0 <= coming.cached_tokens < MAX_COUNT, "receiving.cached_tokens", coming.cached_tokens)
+        if coming.request not in left:
+            found = coming.cached_tokens // engine.block_size
+            length = _length(coming.request, lengths, requests)
+            _require(found <= length, "receiving.cached_tokens", coming.cached_tokens)
     limit = engine.max_model_len + engine.block_size
     for row in record.rows:
         if not (0 <= row.tokens <= limit and 0 <= row.context <= limit and 0 <= row.sampled <= limit):

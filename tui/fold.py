@@ -75,6 +75,7 @@ class EngineFold:
         for name in (
             *record.released,
             *(lost.request for lost in record.preempted),
+            *(one.request for one in record.transferred if one.error),
             *(end.request for end in record.left),
         ):
             if name in self.requests:
@@ -127,12 +128,12 @@ class EngineFold:
                 status="waiting",
                 prompt_tokens=new.prompt_tokens,
                 max_tokens=new.max_tokens,
-                num_tokens=new.prompt_tokens,
+                num_tokens=new.prompt_tokens + new.generated_tokens,
                 computed_tokens=0,
                 cached_tokens=0,
                 preemptions=0,
                 arrived=new.time,
-                first_token=None,
+                first_token=new.time if new.generated_tokens else None,
                 allocation=None,
                 reason=None,
                 table=(),
@@ -151,11 +152,13 @@ class EngineFold:
                 table=(),
                 swapped_tokens=state.computed_tokens if lost.by == "swap" else 0,
             )
+        self._end_transfers(record)
         for joined in record.joined:
+            computed = joined.cached_tokens + joined.shared_tokens + joined.swapped_tokens + joined.received_tokens
             self._change(
                 joined.request,
                 status="running",
-                computed_tokens=joined.cached_tokens + joined.shared_tokens + joined.swapped_tokens,
+                computed_tokens=computed,
                 cached_tokens=joined.cached_tokens,
                 allocation=joined.allocation,
                 parent=None,
@@ -167,6 +170,18 @@ class EngineFold:
         size = self.engine.block_size
         found = {joined.request: (joined.cached_tokens - joined.copied_tokens) // size for joined in record.joined}
         full = {joined.request: found[joined.request] + -(-joined.shared_tokens // size) for joined in record.joined}
+        for joined in record.joined:
+            if joined.received_blocks:  # it took what it had found when it began to receive
+                del found[joined.request]
+        for coming in record.receiving:
+            self._change(
+                coming.request,
+                status="receiving",
+                computed_tokens=coming.cached_tokens,
+                cached_tokens=coming.cached_tokens,
+                allocation="paged",
+            )
+            found[coming.request] = full[coming.request] = coming.cached_tokens // size
         taken = [copy.target for copy in record.copies]
         for change in record.tables:
             name = change.request
@@ -187,7 +202,20 @@ class EngineFold:
         self._advance(record)
         for held in record.held:
             self._change(held.request, status="held", reason=held.reason)
+        for offered in record.offered:
+            self._change(offered.request, status="sending")
         return taken
+
+    def _end_transfers(self, record: Record) -> None:
+        """What did not come is computed anew; whoever was to share it runs on its own, or is forked now."""
+        received = {one.request: one for one in record.transferred if one.side == "received"}
+        if not received:
+            return
+        for name, one in received.items():
+            if one.error:
+                self._change(name, status="waiting", computed_tokens=0, cached_tokens=0, allocation=None, table=())
+        for state in [state for state in self.requests.values() if state.parent in received]:
+            self._change(state.request, parent=None)
 
     def _own(self, request: str, table: tuple[int, ...], start: int) -> None:
         """A request's table is new from index `start` on."""

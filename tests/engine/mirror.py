@@ -13,6 +13,7 @@ from engine.messages import BeamOutput
 from engine.plan import PlannedRow, Sampled, ScoredToken, StepPlan, StepResult
 from engine.protocol import Control, EngineInfo, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.transfer.connector import KVConnector
 
 EOS = 31
 VOCABULARY = 32
@@ -159,6 +160,10 @@ def mirror_core(
     *,
     partial_hits: bool = True,
     kv_events: bool = False,
+    connector: KVConnector | None = None,
+    name: str = "",
+    lease_seconds: float = 30.0,
+    clock: Clock | None = None,
 ) -> EngineCore:
     info = EngineInfo(
         model="mirror",
@@ -178,9 +183,12 @@ def mirror_core(
         control or Control(),
         frozenset([EOS]),
         check_invariants=True,
-        clock=Clock(),
+        clock=clock or Clock(),
         partial_hits=partial_hits,
         kv_events=kv_events,
+        connector=connector,
+        name=name,
+        lease_seconds=lease_seconds,
     )
 
 

@@ -1,0 +1,573 @@
+"""A request that one engine prefills goes on in another: every state of it, and whatever may happen in each."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from engine.core import ControlError
+from engine.protocol import Control
+from engine.request import RequestTooLarge
+from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
+from tests.engine.handing import Handing
+from tests.engine.mirror import expected_output, greedy, mirror_core
+
+PROMPT = list(range(10, 28))  # 18 tokens: four blocks of 4 and a half
+ENDLESS = {"ignore_eos": True}
+
+
+def handed(both: Handing | None = None, siblings: int = 0, prompt: list[int] = PROMPT, **settings) -> Handing:
+    """One request has been prefilled and handed over, and waits to be placed."""
+    both = both or Handing()
+    both.add(prompt, greedy(settings.pop("max_tokens", 8), **(ENDLESS | settings)), siblings)
+    while not both.passing:
+        both.step("p")
+    return both
+
+
+def statuses(both: Handing, side: str) -> dict[str, str]:
+    return {state.request: state.status for state in both.folds[side].to_snapshot().requests}
+
+
+def test_a_request_goes_on_where_its_kv_is_taken():
+    both = handed()
+    (passing,) = both.passing
+    assert statuses(both, "p") == {"r0": "sending"}
+    assert both.live["r0"].tokens == expected_output(PROMPT, greedy(8, **ENDLESS), 64)[0][:1]
+    assert (passing.offer.tokens, len(passing.offer.blocks)) == (18, 5)
+    both.place(passing)
+    both.step("d")
+    assert statuses(both, "d") == {"r0": "receiving"}
+    for _ in range(6):
+        both.tick()
+    _, record = both.step("d")
+    assert [(row.kind, row.tokens, row.context) for row in record.rows] == [("decode", 1, 19)]
+    (joined,) = record.joined
+    assert (joined.received_tokens, joined.received_blocks, joined.cached_tokens) == (18, 5, 0)
+    both.run()
+    assert both.ends == {"r0": "length"}
+    (taken,) = both.taken
+    assert (taken.blocks, taken.nbytes, taken.error) == (5, 5 * 32, "")
+    assert both.cores["p"].counters.prefill_tokens == 18
+    assert both.cores["d"].counters.prefill_tokens == 0
+    assert both.cores["d"].counters.received == 1
+    assert both.cores["p"].counters.handed_over == 1
+
+
+def test_siblings_are_drawn_where_the_prompt_is_and_forked_where_it_goes():
+    both = handed(siblings=3, seed=7)
+    assert statuses(both, "p") == {"r0": "sending"}, "siblings take nothing there"
+    assert [both.live[name].tokens for name in ("r0", "r0.1")] == [
+        expected_output(PROMPT, greedy(1, seed=seed, **ENDLESS), 64)[0] for seed in (7, 8)
+    ]
+    both.run()
+    assert both.ends == dict.fromkeys(["r0", "r0.1", "r0.2", "r0.3"], "length")
+    assert both.cores["d"].counters.forks == 3
+    assert both.cores["d"].counters.prefill_tokens == 0
+    assert both.cores["p"].counters.handed_over == 4
+    assert len(both.taken) == 1
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_a_first_token_that_ends_one_of_a_family_ends_it_alone(stopped):
+    tokens = [expected_output(PROMPT, greedy(1, seed=7 + i, **ENDLESS), 64)[0][0] for i in range(3)]
+    assert len(set(tokens)) == 3
+    both = handed(siblings=2, seed=7, stop_token_ids=(tokens[stopped],))
+    names = ["r0", "r0.1", "r0.2"]
+    assert both.ends == {names[stopped]: "stop"}
+    assert both.passing[0].names == [name for name in names if name != names[stopped]]
+    assert statuses(both, "p") == {"r0": "sending"}, "whoever leads keeps the blocks, for the others if need be"
+    both.run()
+    assert both.ends.keys() == set(names)
+    assert both.cores["p"].counters.stopped + both.cores["d"].counters.stopped >= 1
+
+
+def test_a_request_that_ends_with_its_first_token_is_not_handed_over():
+    both = Handing()
+    both.add(PROMPT, greedy(1), siblings=2)
+    both.run()
+    assert set(both.ends.values()) <= {"stop", "length"}
+    assert both.connectors["p"].exports == 0
+    assert both.cores["p"].counters.handed_over == 0
+
+
+def test_what_is_cached_there_is_not_moved():
+    both = handed()
+    both.run()
+    handed(both, prompt=[*PROMPT[:14], 1, 2, 3, 4])
+    both.place(both.passing[0])
+    both.step("d")
+    (job,) = both.connectors["d"].jobs.values()
+    assert [source for source, _ in job.transfer.pairs] == list(job.transfer.offer.blocks[3:]), "whole blocks are found"
+    both.run()
+    assert both.taken[-1].blocks == 2
+    assert both.cores["d"].snapshot().sharing.found_tokens == 12
+
+
+def test_where_all_is_cached_nothing_is_moved_and_siblings_run_by_themselves():
+    both = handed(prompt=PROMPT[:16])
+    both.run()
+    handed(both, siblings=1, seed=5, prompt=PROMPT[:16])
+    both.run()
+    assert (both.taken[-1].blocks, both.taken[-1].error) == (0, "")
+    assert both.cores["d"].counters.received == 1
+    assert both.cores["d"].counters.forks == 0
+
+
+@pytest.mark.parametrize("answer", ["unreadable", "nothing", "whole"])
+@pytest.mark.parametrize("siblings", [0, 2])
+def test_what_cannot_be_had_is_computed(answer, siblings):
+    both = handed(siblings=siblings, seed=3)
+    both.connectors["d"].answer = answer
+    both.run()
+    assert set(both.ends.values()) == {"length"}
+    (taken,) = both.taken
+    assert bool(taken.error) == (answer == "unreadable")
+    assert both.cores["d"].counters.transfers_failed == (answer == "unreadable")
+    assert both.cores["d"].counters.prefill_tokens > 0
+    assert taken.blocks == (4 if answer == "whole" else 0)
+
+
+@pytest.mark.parametrize("siblings", [0, 2])
+def test_a_transfer_that_fails_costs_time_alone(siblings):
+    both = handed(siblings=siblings, seed=3)
+    both.place(both.passing[0])
+    both.step("d")
+    both.tick()
+    both.connectors["d"].fail("r0", "the peer hung up")
+    both.run()
+    assert [taken.error for taken in both.taken] == ["the peer hung up"]
+    assert set(both.ends.values()) == {"length"}
+    assert len(both.ends) == 1 + siblings
+    assert both.cores["d"].counters.transfers_failed == 1
+    assert both.cores["d"].counters.received == 0
+
+
+def test_a_lease_that_nobody_acknowledges_ends():
+    both = handed(Handing(lease_seconds=0.5))
+    both.releases = False
+    both.place(both.passing[0])
+    while both.live:
+        both.tick()
+        both.step("d")
+    assert statuses(both, "p") == {"r0": "sending"}
+    both.clock.now += 1.0
+    _, record = both.step("p")
+    (ended,) = record.transferred
+    assert (ended.side, "0.5 s" in ended.error) == ("sent", True)
+    assert [(left.request, left.reason) for left in record.left] == [("r0", "handed_over")]
+    both.settle()
+    both.cores["p"].release([ended.lease])  # too late, and left alone
+    assert both.cores["p"].counters.transfers_failed == 1
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_what_comes_after_the_lease_is_computed(when):
+    both = handed(Handing(lease_seconds=0.5))
+    both.place(both.passing[0])
+    if when == "meanwhile":
+        both.step("d")
+        both.tick()
+    both.clock.now += 1.0
+    both.step("p")
+    both.add([99] * 30, greedy(2, **ENDLESS))  # takes the blocks that were free
+    both.run()
+    assert both.taken[0].error == "it has expired"
+    assert both.ends["r0"] == "length"
+
+
+def test_who_waits_for_blocks_that_leases_hold_waits_for_their_end():
+    both = handed(Handing(blocks=(6, 32), lease_seconds=2.0), max_tokens=5)
+    both.add([77] * 20, greedy(3, **ENDLESS))
+    for _ in range(3):
+        _, record = both.step("p")
+        assert record is None or not record.rows
+    assert both.cores["p"].scheduler.wait.cause == "blocks"
+    both.clock.now += 3.0
+    assert both.step("p")[1].rows
+    both.run()
+    assert both.ends == {"r0": "length", "r1": "length"}
+
+
+def test_a_prefill_that_leases_leave_no_blocks_keeps_what_it_has():
+    both = Handing(blocks=(8, 32), control=Control(max_num_batched_tokens=8), lease_seconds=2.0)
+    both.add([5] * 9, greedy(4, **ENDLESS))
+    both.add([6] * 20, greedy(4, **ENDLESS))
+    while not both.passing:
+        both.step("p")
+    for _ in range(8):
+        both.step("p")
+    assert both.cores["p"].counters.preemptions == 0
+    both.run()
+
+
+@pytest.mark.parametrize("reason", ["abort", "stop"])
+def test_an_abort_while_it_is_sent_changes_nothing_there(reason):
+    both = handed()
+    both.cores["p"].abort("r0", reason)
+    both.step("p")
+    assert statuses(both, "p") == {"r0": "sending"}
+    both.abort("r0")
+    both.step("p")
+    both.settle()
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_an_abort_while_it_is_prefilled_ends_its_family(during):
+    both = Handing(control=Control(max_num_batched_tokens=4))
+    both.add(PROMPT, greedy(5, **ENDLESS), siblings=2)
+    both.step("p")
+    if during:
+        both.cores["p"].runner.during = lambda: both.cores["p"].abort("r0")
+        del both.live["r0"]
+        for _ in range(6):
+            both.step("p")
+        both.cores["p"].runner.during = both.tick
+    else:
+        both.abort("r0")
+    both.run()
+    assert both.ends == {"r0.1": "abort", "r0.2": "abort"}
+    assert both.connectors["p"].exports == 0
+
+
+@pytest.mark.parametrize("reason", ["abort", "stop"])
+def test_an_abort_while_it_waits_with_an_offer_ends_it_at_once(reason):
+    both = handed()
+    both.place(both.passing[0])
+    both.abort("r0", reason)
+    assert not both.cores["d"].has_work
+    _, record = both.step("d")
+    assert [left.reason for left in record.left] == [reason]
+    assert record.transferred == ()
+    assert [taken.error for taken in both.taken] == ["the request has ended"]
+    both.run()
+
+
+def test_an_abort_while_it_receives_waits_until_nothing_is_written():
+    both = handed()
+    both.place(both.passing[0])
+    both.step("d")
+    both.abort("r0")
+    for _ in range(5):
+        assert statuses(both, "d") == {"r0": "receiving"}
+        assert both.taken == []
+        both.tick()
+        both.step("d")
+    both.tick()
+    _, record = both.step("d")
+    assert [left.reason for left in record.left] == ["abort"]
+    assert record.transferred[0].error == both.taken[0].error == "the request has ended"
+    assert both.cores["d"].counters.received == 0
+    both.run()
+
+
+def test_a_transfer_that_was_done_before_its_request_ended_is_told_as_of_no_use():
+    both = handed()
+    both.place(both.passing[0])
+    both.step("d")
+    for _ in range(6):
+        both.tick()
+    both.abort("r0")
+    both.step("d")
+    assert [taken.error for taken in both.taken] == ["the request has ended"]
+    both.run()
+
+
+@pytest.mark.parametrize("state", ["waiting", "receiving"])
+@pytest.mark.parametrize("gone", [["r0"], ["r0.1"], ["r0", "r0.1"], ["r0.1", "r0.2", "r0"], ["r0", "r0.1", "r0.2"]])
+@pytest.mark.parametrize("fails", [False, True])
+def test_siblings_live_on_when_others_of_the_family_end(state, gone, fails):
+    both = handed(siblings=2, seed=3)
+    both.place(both.passing[0])
+    if state == "receiving":
+        both.step("d")
+    for name in gone:
+        both.abort(name)
+        both.check()
+    both.step("d")
+    if fails and both.connectors["d"].jobs:
+        both.connectors["d"].fail("r0", "the peer hung up")
+    both.run()
+    assert both.ends == dict.fromkeys({"r0", "r0.1", "r0.2"} - set(gone), "length")
+    assert len(both.taken) == 1
+
+
+@pytest.mark.parametrize("state", ["waiting", "receiving", "prefilling"])
+@pytest.mark.parametrize("siblings", [0, 2])
+def test_a_deadline_holds_in_every_state(state, siblings):
+    both = Handing(control=Control(max_num_batched_tokens=4 if state == "prefilling" else 512))
+    both.add(PROMPT, greedy(9, **ENDLESS), siblings, SchedulingParams(timeout=10.0))
+    both.step("p")
+    if state != "prefilling":
+        both.place(both.passing[0])
+    if state == "receiving":
+        both.step("d")
+    both.clock.now += 11.0
+    both.run()
+    assert both.ends == dict.fromkeys(both.ends, "deadline")
+    assert len(both.ends) == 1 + siblings
+
+
+def test_a_deadline_while_it_is_sent_is_for_whoever_goes_on():
+    both = Handing(lease_seconds=60.0)
+    both.add(PROMPT, greedy(9, **ENDLESS), 0, SchedulingParams(timeout=10.0))
+    both.step("p")
+    both.clock.now += 11.0
+    both.step("p")
+    assert statuses(both, "p") == {"r0": "sending"}
+    both.run()
+    assert both.ends == {"r0": "deadline"}
+
+
+def test_clearing_the_cache_takes_nothing_from_those_that_send_or_receive():
+    both = handed()
+    both.run()
+    handed(both, prompt=[*PROMPT[:14], 1, 2, 3, 4])
+    both.cores["p"].clear_cache()
+    both.place(both.passing[0])
+    both.step("d")
+    assert both.cores["d"].clear_cache() > 0
+    both.check()
+    both.run()
+    assert both.cores["d"].counters.prefill_tokens == 0
+
+
+def test_those_that_receive_count_as_rows_and_are_never_preempted():
+    both = Handing(blocks=(64, 20), control=Control(max_num_seqs=2))
+    for index in range(3):
+        both.add([index] * 18, greedy(20, **ENDLESS))
+    while len(both.passing) < 3:
+        both.step("p")
+    for passing in list(both.passing):
+        both.place(passing)
+    _, record = both.step("d")
+    assert sorted(statuses(both, "d").values()) == ["receiving", "receiving", "waiting"]
+    assert record.queue.head.cause == "rows"
+    both.add([9] * 30, greedy(20, **ENDLESS), side="d", hand_over=False)
+    both.run()
+
+
+def test_one_that_receives_is_not_taken_blocks_from_however_few_there_are():
+    both = Handing(blocks=(32, 15))
+    both.add([8] * 17, greedy(40, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    handed(both)
+    both.place(both.passing[0])
+    both.step("d")
+    assert statuses(both, "d") == {"r0": "running", "r1": "receiving"}
+    job = both.connectors["d"].jobs["r1"]
+    for _ in range(40):  # it grows until there are no blocks but those
+        both.step("d")
+        job.left = list(job.transfer.pairs)
+    assert both.cores["d"].counters.preemptions > 0
+    assert statuses(both, "d") == {"r0": "waiting", "r1": "receiving"}
+    both.run()
+
+
+def test_blocks_that_are_moved_to_host_memory_are_received_into_only_then():
+    both = Handing(blocks=(32, 12), control=Control(preempt="swap"), host_blocks=20)
+    both.add([8] * 14, greedy(20, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    handed(both)
+    core = both.cores["d"]
+    core.scheduler.preempt(core.scheduler.running[0])  # its blocks are read by the moves of the next step
+    core.set_control(Control(max_num_seqs=1))
+    core.scheduler.waiting.remove(request := core.scheduler.requests["r0"])
+    both.place(both.passing[0])
+    core.scheduler.waiting.add(request)
+    both.run()
+    assert core.counters.swapped_out_blocks > 0
+    assert both.ends == {"r0": "length", "r1": "length"}
+
+
+@pytest.mark.parametrize("fault", ["compute", "move"])
+def test_a_fault_of_the_device_costs_nobody_who_receives_or_sends(fault):
+    both = Handing(blocks=(32, 32), control=Control(preempt="swap"), host_blocks=20)
+    both.add([8] * 14, greedy(20, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    handed(both)
+    both.place(both.passing[0])
+    both.costly = True
+    core = both.cores["d"]
+    if fault == "move":
+        core.scheduler.preempt(core.scheduler.running[0])
+    core.runner.fault = fault
+    _, record = both.step("d")
+    core.runner.fault = ""
+    assert record.fault
+    assert statuses(both, "d")["r1"] == "receiving"
+    both.run()
+    assert both.ends["r1"] == "length"
+    assert core.counters.received == 1
+
+
+def test_a_fault_while_it_is_prefilled_ends_its_family():
+    both = Handing()
+    both.costly = True
+    both.add(PROMPT, greedy(5, **ENDLESS), siblings=1)
+    both.cores["p"].runner.fault = "compute"
+    both.step("p")
+    both.cores["p"].runner.fault = ""
+    both.run()
+    assert both.ends == {"r0": "error", "r0.1": "error"}
+
+
+@pytest.mark.parametrize("failing", [{"r0"}, {"r0.1"}, {"r0", "r0.1"}])
+def test_a_draw_that_fails_costs_that_answer_alone(failing):
+    both = Handing()
+    both.costly = True
+    both.cores["p"].runner.failing = failing
+    both.add(PROMPT, greedy(5, **ENDLESS), siblings=1)
+    outputs, _ = both.step("p")
+    assert {output.request for output in outputs if output.error} == failing
+    both.run()
+    assert both.ends == {name: "error" if name in failing else "length" for name in ("r0", "r0.1")}
+
+
+def test_what_was_generated_goes_on_without_an_offer():
+    both = handed(siblings=2, seed=4)
+    both.place(both.passing[0], offered=False)
+    both.run()
+    assert both.ends == dict.fromkeys(["r0", "r0.1", "r0.2"], "length")
+    assert both.taken == []
+    assert both.cores["d"].counters.received == 0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_requests_of_an_engine_that_died_go_on_in_another(apart):
+    both = handed(siblings=2, seed=4, max_tokens=20)
+    both.place(both.passing[0])
+    for _ in range(8):
+        both.tick()
+        both.step("d")
+    assert len(both.live["r0"].tokens) > 2
+    both.restart("d")
+    both.place(both.passing[0], "p", apart=apart)
+    both.run()
+    assert both.ends == dict.fromkeys(["r0", "r0.1", "r0.2"], "length")
+
+
+def test_an_engine_that_dies_while_it_sends_is_done_without():
+    both = handed()
+    both.place(both.passing[0])
+    both.step("d")
+    both.tick()
+    both.restart("p")
+    both.run()
+    assert both.ends == {"r0": "length"}
+    assert both.taken[0].error == "its engine is gone"
+
+
+def test_a_request_comes_back_to_the_engine_that_sent_it():
+    both = handed()
+    passing = both.passing[0]
+    both.place(passing, "p", offered=False)  # its lease is released, and its name taken anew, between two steps
+    both.run()
+    assert both.ends == {"r0": "length"}
+    assert both.cores["p"].snapshot().sharing.found_tokens == 16, "its blocks were still there"
+
+
+def test_settings_count_what_was_generated_elsewhere():
+    sampling = greedy(6, min_tokens=4, stop_token_ids=tuple(range(32)))
+    both = Handing()
+    both.add(PROMPT, sampling)
+    both.run()
+    assert both.ends == {"r0": "stop"}
+    assert len(both.answers["r0"]) == 4
+
+
+def test_a_scored_prompt_is_scored_once():
+    both = handed(prompt_logprobs=0)
+    assert both.live["r0"].scores == len(PROMPT)
+    both.connectors["d"].answer = "unreadable"  # so that the prompt is computed again
+    both.run()
+    assert [output for output in both.outputs if output.prompt_logprobs][1:] == []
+
+
+def test_alternatives_are_told_on_both_sides():
+    both = handed(logprobs=3)
+    both.run()
+    assert [len(output.top) for output in both.outputs] == [3] * 8
+
+
+@pytest.mark.parametrize("field", ["batching", "allocation"])
+def test_an_engine_that_hands_over_is_continuous_and_paged(field):
+    wrong = {"batching": Control(batching="static"), "allocation": Control(allocation="reserved")}[field]
+    both = Handing()
+    with pytest.raises(ControlError, match=field):
+        both.cores["p"].set_control(wrong)
+    with pytest.raises(ControlError, match=field):
+        Handing(control=wrong)
+    mirror_core(control=wrong)  # any other may
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+@pytest.mark.parametrize("allocation", ["paged", "reserved"])
+def test_any_engine_goes_on_with_what_was_generated_elsewhere(batching, allocation):
+    core = mirror_core(control=Control(batching=batching, allocation=allocation))
+    sampling, generated = greedy(8, seed=3, **ENDLESS), []
+    for place in (0, 2):
+        whole = expected_output(PROMPT, greedy(8, seed=3 + place, **ENDLESS), 64)[0]
+        generated.append(tuple(whole[: 3 + place]))
+    offer = handed().passing[0].offer
+    core.add("a", PROMPT, sampling, siblings=("b",), generated=generated, places=(0, 2), offer=offer)
+    (taken,) = core.drain_taken()
+    assert "no KV" in taken.error
+    tokens = {"a": list(generated[0]), "b": list(generated[1])}
+    while core.has_work:
+        for output in core.step()[0]:
+            tokens[output.request].append(output.token_id)
+    for place, name in ((0, "a"), (2, "b")):
+        assert tokens[name] == expected_output(PROMPT, greedy(8, seed=3 + place, **ENDLESS), 64)[0]
+    assert core.counters.sampled_tokens == 16 - 3 - 5
+
+
+def test_what_makes_no_sense_is_refused_and_its_offer_told_of():
+    both = handed()
+    offer, core = both.passing[0].offer, both.cores["d"]
+    sampling, one = greedy(8, **ENDLESS), ((1,),)
+    search = SamplingParams(8, temperature=0.0, beam=BeamParams(1))
+    for wrong, match in (
+        ({"hand_over": True, "generated": one}, "hand_over"),
+        ({"hand_over": True, "offer": offer, "generated": one}, "hand_over"),
+        ({"offer": offer}, "generated a token"),
+        ({"offer": offer, "generated": ((),)}, "generated a token"),
+        ({"offer": offer, "generated": ((1,), (2,))}, "one for each of 1"),
+        ({"generated": one, "places": (0, 1)}, "places"),
+        ({"generated": (tuple(range(8)),)}, "max_tokens"),
+        ({"sampling": search, "hand_over": True}, "beam"),
+        ({"sampling": search, "generated": one}, "beam"),
+        ({"prompt": PROMPT[:17], "offer": offer, "generated": one}, "1 to 17 tokens"),
+        ({"siblings": ("b",), "offer": offer, "generated": ((1,), ()), "prompt": PROMPT}, "generated a token"),
+    ):
+        asked = {"prompt": PROMPT, "sampling": sampling} | wrong
+        with pytest.raises(ValueError, match=match):
+            core.add("x", **asked)
+        assert [taken.lease for taken in core.drain_taken()] == ([offer.lease] if "offer" in wrong else [])
+    with pytest.raises(RequestTooLarge, match="answer so far"):
+        core.add("x", [1] * 63, greedy(60), generated=((1,),))
+    with pytest.raises(ValueError, match="hands no KV over"):
+        mirror_core().add("x", PROMPT, sampling, hand_over=True)
+    assert not core.has_work
+    both.run()
+
+
+def test_those_that_receive_need_nothing_of_a_step_that_is_full():
+    both = Handing(blocks=(32, 64), control=Control(max_num_batched_tokens=4, max_prefill_chunk=4))
+    both.add([8] * 40, greedy(3, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    both.add([9] * 8, greedy(3, **ENDLESS), side="d", hand_over=False)
+    handed(both)
+    both.place(both.passing[0])
+    _, record = both.step("d")
+    assert statuses(both, "d") == {"r0": "running", "r1": "waiting", "r2": "receiving"}
+    assert record.queue.head.cause == "tokens"
+    both.run()
+
+
+def test_an_offer_of_too_few_blocks_is_done_without():
+    both = handed()
+    both.passing[0].offer = msgspec.structs.replace(both.passing[0].offer, blocks=both.passing[0].offer.blocks[:3])
+    both.run()
+    assert "3 blocks for 18 tokens" in both.taken[0].error
+    assert both.ends == {"r0": "length"}
