@@ -49,7 +49,7 @@ class ClusterClient:
             raise self.death
         if (missing := self._cluster.missing) is not None:
             raise EngineDiedError(missing)
-        self._cluster.dispatcher.add(message, sink, answer)
+        self._cluster.dispatcher.add(message, self._cluster.metrics.timed(sink), answer)
 
     def abort(self, requests: Sequence[str], reason: FinishReason) -> None:
         self._cluster.dispatcher.abort(requests, reason)

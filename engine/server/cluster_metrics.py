@@ -3,6 +3,7 @@ label `engine`, and `paged:cluster_...` for what is between them."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
@@ -11,7 +12,10 @@ from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from engine.cluster.protocol import ClusterState, Role, TransferDone, TransferPhase, WorkerPhase
+from engine.core_client import Sink
+from engine.messages import Output
 from engine.server.metrics import Metrics
+from engine.server.request_metrics import REQUEST_TIME_BUCKETS, TOKEN_TIME_BUCKETS, TTFT_BUCKETS
 
 # Of transfers: a block within one host takes about 0.1 ms, a long prompt between two some seconds.
 SECONDS_BUCKETS = (
@@ -29,19 +33,49 @@ class ClusterMetrics:
     def __init__(self) -> None:
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
-        self._transfers = CollectorRegistry()
-        self._moved = Histogram(
-            "paged:cluster_transfer_seconds",
-            "From taking blocks for another worker's KV until it had come",
-            buckets=SECONDS_BUCKETS,
-            registry=self._transfers,
+        self._counted = CollectorRegistry()
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"paged:cluster_{name}", what, buckets=buckets, registry=self._counted)
+
+        self._moved = histogram(
+            "transfer_seconds", "From taking blocks for another worker's KV until it had come", SECONDS_BUCKETS
         )
-        self._waited = Histogram(
-            "paged:cluster_transfer_wait_seconds",
-            "From a worker's offer until another had blocks for it",
-            buckets=SECONDS_BUCKETS,
-            registry=self._transfers,
+        self._waited = histogram(
+            "transfer_wait_seconds", "From a worker's offer until another had blocks for it", SECONDS_BUCKETS
         )
+        # Of a request that is handed over a worker has but a part.
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From a request's arrival at the server to its first token", TTFT_BUCKETS
+        )
+        self._itl = histogram(
+            "inter_token_latency_seconds",
+            "Between a request's tokens, whichever workers they are of",
+            TOKEN_TIME_BUCKETS,
+        )
+        self._e2e = histogram(
+            "e2e_request_latency_seconds", "From a request's arrival at the server to its end", REQUEST_TIME_BUCKETS
+        )
+
+    def timed(self, sink: Sink) -> Sink:
+        """A sink for the answers to a prompt that has just come, which measures when they do."""
+        begun = time.monotonic()
+        newest: dict[str, float] = {}  # of each answer, when its newest token came
+
+        def take(output: Output) -> None:
+            now = time.monotonic()
+            if output.token_id is not None:
+                before = newest.get(output.request)
+                if before is None:
+                    self._ttft.observe(now - begun)
+                else:
+                    self._itl.observe(now - before)
+                newest[output.request] = now
+            if output.finished in ("stop", "length"):
+                self._e2e.observe(now - begun)
+            sink(output)
+
+        return take
 
     def ended(self, transfer: TransferDone) -> None:
         """A transfer is over. One that failed has come to nothing, however long that took."""
@@ -64,7 +98,7 @@ class ClusterMetrics:
                 *_together(_of_worker(metrics) for metrics in workers),
                 refusals,
                 *_of_cluster(state),
-                *self._transfers.collect(),
+                *self._counted.collect(),
             )
         )
 

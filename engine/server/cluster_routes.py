@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 0.1  # between two states that a reader gets, at least
 WORKER = "/workers/{name}"
 NAMED = 8  # workers that an error names
+MOST_PATH = 100  # characters of a path that it tells back
 ClusterChange = msgspec.defstruct(  # a ClusterControl of which any part may be missing
     "ClusterChange",
     [(field.name, field.type | msgspec.UnsetType, msgspec.UNSET) for field in msgspec.structs.fields(ClusterControl)],
@@ -89,7 +90,7 @@ class ClusterRoutes:
     async def of_one_worker(self, request: web.Request) -> NoReturn:
         """What only one engine can tell is not there at the root: whose it is, is said."""
         workers = cluster_of(self._service).workers
-        paths = _listed([f"{worker_path(worker.name)}{request.path}" for worker in workers])
+        paths = _listed([f"{worker_path(worker.name)}{request.path[:MOST_PATH]}" for worker in workers])
         raise ApiError(f"this server is a cluster, and each worker has its own: {paths}", status=404, code="cluster")
 
     async def _stream(self, request: web.Request, cluster: Cluster) -> web.StreamResponse:

@@ -76,6 +76,7 @@ class Metrics:
         self._live: dict[str, RequestTimes] = {}
         self._running: set[str] = set()
         self._held: set[str] = set()
+        self._sending: set[str] = set()
         self._seq = 0
         self.lost = False
 
@@ -202,8 +203,12 @@ class Metrics:
         if record.parts is not None:
             for part, counter in self._parts.items():
                 counter.add(getattr(record.parts, part))
+        for offered in record.offered:
+            self._running.discard(offered.request)
+            self._sending.add(offered.request)
         for left in (*record.held, *record.left):
             self._running.discard(left.request)
+            self._sending.discard(left.request)
             self._end(left.request, left.reason, record.time)
         self._held.update(left.request for left in record.held)
         self._held.difference_update(record.released)
@@ -231,6 +236,7 @@ class Metrics:
             self._ended[reason].raise_to(count)
         self._running = {r.request for r in snapshot.requests if r.status == "running"}
         self._held = {r.request for r in snapshot.requests if r.status == "held"}
+        self._sending = {r.request for r in snapshot.requests if r.status == "sending"}
         self._live = {state.request: self._known(state) for state in snapshot.requests if state.status != "held"}
         for times in self._live.values():
             times.family.live = 0
@@ -261,9 +267,9 @@ class Metrics:
             total.raise_to(counts[code])
 
     def _end_life(self) -> None:
-        self._ended["error"].add(len(self._live))
+        self._ended["error"].add(len(self._live.keys() - self._sending))  # those go on elsewhere
         lived: dict[str, RequestTimes] | set[str]
-        for lived in (self._live, self._running, self._held):
+        for lived in (self._live, self._running, self._held, self._sending):
             lived.clear()
         for gauge in (
             *(self._running_gauge, self._held_gauge, self._waiting_gauge, self._kv_usage),
@@ -287,6 +293,7 @@ class Metrics:
             first_token=state.first_token,
             last_token=None,  # the next gap between tokens is not one between two neighbours
             generated=state.num_tokens - state.prompt_tokens,
+            came_with=before.came_with if before is not None else 0,
             preemptions=state.preemptions,
         )
 
@@ -296,6 +303,9 @@ class Metrics:
             family = Family() if parent is None else parent.family
             family.live += 1
             times = RequestTimes(arrived.time, arrived.prompt_tokens, arrived.max_tokens, family)
+            if arrived.generated_tokens:  # by another engine, which has told of the first one
+                times.first_token, times.generated = arrived.time, arrived.generated_tokens
+                times.came_with = arrived.generated_tokens
             self._live[arrived.request] = times
         if record.joined:
             durations = record.durations
@@ -308,7 +318,7 @@ class Metrics:
                 if joining is not None and joining.joined is None:
                     joining.joined = max(begun, joining.arrived)
                     if not joined.resumed:
-                        joining.found = joined.cached_tokens
+                        joining.found = joined.cached_tokens + joined.received_tokens
                         joining.shared = min(joined.shared_tokens, joining.prompt_tokens)
                         self._requests.joined(joining, joining.joined)
         for preempted in record.preempted:
@@ -343,7 +353,11 @@ class Metrics:
         self._ended[reason].add(1)
         self._expired.add(reason == "deadline")
         times = self._live.pop(request, None)
-        if times is not None:
+        if times is None:
+            return
+        if reason == "handed_over":  # it has not ended, but here
+            times.family.live -= 1
+        else:
             self._requests.ended(times, now)
 
     def _take_state(self, state: Record | Snapshot) -> None:

@@ -39,18 +39,19 @@ class RequestTimes(msgspec.Struct):
     prompt_tokens: int
     max_tokens: int
     family: Family
-    found: int = 0  # of its prompt's tokens, in the prefix cache at its first admission
+    found: int = 0  # of its prompt's tokens, in the prefix cache at its first admission, or had from another engine
     shared: int = 0  # of these, the parent's that it was forked off: neither computed nor looked up
     joined: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     generated: int = 0
+    came_with: int = 0  # of these, from another engine: its first token is not of here, and it came when that was there
     preemptions: int = 0
 
     @property
     def computed(self) -> int:
         """Tokens of its prompt that were computed for it."""
-        return self.prompt_tokens - self.shared - self.found
+        return max(0, self.prompt_tokens - self.shared - self.found)
 
 
 class RequestHistograms:
@@ -130,5 +131,5 @@ class RequestHistograms:
             if times.joined is not None:
                 self._inference_time.observe(times.last_token - times.joined)
             self._decode_time.observe(times.last_token - times.first_token)
-            if times.generated > 1:
-                self._tpot.observe((times.last_token - times.first_token) / (times.generated - 1))
+            if (gaps := times.generated - max(1, times.came_with)) > 0:
+                self._tpot.observe((times.last_token - times.first_token) / gaps)
