@@ -1,8 +1,4 @@
-"""Requests that an engine goes on with after another one: their prompts were counted and looked up there already. Pure.
-
-No record names them. But a request draws its first token from the last one of its prompt, and one that goes on draws
-its first here from a later one.
-"""
+"""Requests that an engine goes on with after another one, which had looked up their prompts already. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +9,10 @@ from engine.protocol import Record, RequestState
 
 
 @dataclass(slots=True)
-class _Seen:
-    """A request that has drawn no token here yet."""
-
-    prompt_tokens: int
-    shared_tokens: int = 0
-    looked_up_tokens: int = 0
-    found_tokens: int = 0
-
-
-@dataclass(slots=True)
 class Counts:
-    """Of the requests that go on here."""
+    """Of the requests that go on here: what was looked up once more, and found here too."""
 
     requests: int = 0
-    prompt_tokens: int = 0
     looked_up_tokens: int = 0
     found_tokens: int = 0
 
@@ -46,35 +31,27 @@ class Continued:
     """Takes the records after a snapshot with these requests."""
 
     counts: Counts = field(default_factory=Counts)
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _come: set[str] = field(default_factory=set)  # that have not joined the batch yet
 
     def begin(self, requests: Iterable[RequestState]) -> None:
-        """Those that wait for their first token; what they have found was told before."""
-        self._seen = {one.request: _Seen(one.prompt_tokens) for one in requests if one.num_tokens == one.prompt_tokens}
+        """Those that wait with tokens which they have not generated here."""
+        waiting = [one for one in requests if one.status in ("waiting", "receiving") and not one.preemptions]
+        self._come = {one.request for one in waiting if one.num_tokens > one.prompt_tokens}
 
     def add(self, record: Record) -> None:
         """Take a step."""
-        seen = self._seen
+        come, counts = self._come, self.counts
         for arrived in record.arrived:
-            seen[arrived.request] = _Seen(arrived.prompt_tokens)
+            come.discard(arrived.request)  # an id may be used again
+            if arrived.generated_tokens:
+                come.add(arrived.request)
+                counts.requests += 1
         for joined in record.joined:
-            if not joined.resumed and (one := seen.get(joined.request)) is not None:
-                one.shared_tokens = min(joined.shared_tokens, one.prompt_tokens)
-                one.looked_up_tokens, one.found_tokens = joined.looked_up_tokens, joined.cached_tokens
-        if seen:
-            for row in record.rows:
-                first = seen.pop(row.request, None) if row.sampled else None
-                if first is not None and row.context > first.prompt_tokens:
-                    self._count(first)
-        for left in record.left:
-            seen.pop(left.request, None)
-
-    def _count(self, one: _Seen) -> None:
-        counts = self.counts
-        counts.requests += 1
-        counts.prompt_tokens += one.prompt_tokens - one.shared_tokens
-        counts.looked_up_tokens += one.looked_up_tokens
-        counts.found_tokens += one.found_tokens
+            if joined.request in come:
+                come.remove(joined.request)
+                counts.looked_up_tokens += joined.looked_up_tokens
+                counts.found_tokens += joined.cached_tokens
+        come.difference_update(left.request for left in record.left)
 
 
 def merged_counts(parts: Iterable[Continued]) -> Counts:

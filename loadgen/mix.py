@@ -1,7 +1,8 @@
 """A trace of short chats among long prompts, of exact lengths: how much do those who wait for a token suffer from them?
 
-Both come by their own Poisson process, or long prompts at even intervals. Prompts are given as lengths alone: their
-text is made of the server's own tokens when they are sent, and no two share any of it.
+Chats come by a Poisson process, or a number of users write one after the other without a pause; long prompts come by a
+process of their own, or at even intervals. Prompts are given as lengths alone: their text is made of the server's own
+tokens when they are sent, and no two share any of it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of the two: how many of them come in a second, and how long their prompts and answers are."""
+    """One of the two: how many of them come in a second, and how long their prompts and answers are.
+
+    `users` instead of a rate: so many write at any time, each `turns` times, the next as soon as the last is answered.
+    """
 
     rate: float
     prompt: Lengths
     output: Lengths
+    users: int | None = None
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,17 @@ def _arrival(session: Session) -> float:
 
 
 def _told(name: str, kind: Kind) -> dict[str, str | int | float]:
-    return {f"{name}_rate": kind.rate, f"{name}_prompt": str(kind.prompt), f"{name}_output": str(kind.output)}
+    when: dict[str, str | int | float] = {f"{name}_rate": kind.rate}
+    if kind.users is not None:
+        when = {f"{name}_users": kind.users, f"{name}_turns": kind.turns}
+    return when | {f"{name}_prompt": str(kind.prompt), f"{name}_output": str(kind.output)}
 
 
 def _moments(kind: Kind, mix: Mix, name: str, *, even: bool) -> Iterator[float]:
-    """When they come, in seconds from the beginning."""
+    """When they come, in seconds from the beginning; users within the first second, evenly."""
+    if kind.users is not None:
+        yield from (round(user / kind.users, 3) for user in range(kind.users))
+        return
     stream = random.Random(f"{mix.seed}/{name}")
     arrivals = Constant(kind.rate) if even else Poisson(kind.rate, stream.randrange(2**31))
     first = 0.5 / kind.rate if even else stream.expovariate(kind.rate)
@@ -108,7 +120,11 @@ def _moments(kind: Kind, mix: Mix, name: str, *, even: bool) -> Iterator[float]:
 def _sessions(name: str, kind: Kind, moments: Iterator[float], seed: int) -> Iterator[Session]:
     lengths = random.Random(f"{seed}/{name}/lengths")
     for number, moment in enumerate(moments, 1):
-        prompt = lengths.randint(kind.prompt.least, kind.prompt.most)
-        output = lengths.randint(kind.output.least, kind.output.most)
-        turn = Turn(input_tokens=prompt, output_tokens=output, seed=lengths.randrange(2**31))
-        yield Session(session=f"{name}{number:04d}", arrival=moment, turns=(turn,))
+        turns = tuple(_turn(kind, lengths) for _ in range(kind.turns))
+        yield Session(session=f"{name}{number:04d}", arrival=moment, turns=turns)
+
+
+def _turn(kind: Kind, lengths: random.Random) -> Turn:
+    prompt = lengths.randint(kind.prompt.least, kind.prompt.most)
+    output = lengths.randint(kind.output.least, kind.output.most)
+    return Turn(input_tokens=prompt, output_tokens=output, seed=lengths.randrange(2**31))

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from loadgen.experiments.sides import Side
 from loadgen.experiments.statistics import ERROR_RATE, Decision, Mean, holm, repeats_needed, smallest_found
-from loadgen.metrics.classes import CLASSES
+from loadgen.metrics.classes import CLASSES, LONG, SHORT
 from loadgen.metrics.latency import latencies
 from loadgen.metrics.window import Part
 from loadgen.outcome import Outcome
@@ -74,7 +74,12 @@ FIGURES = (
     Figure("failed_share", "turns failed", "failed_share", *_AMOUNT, points=True),
 )
 _PERCENTILES = ("p50", "p90", "p99", "max")
-_TESTED = {("ttft_scheduled", "p90"), ("itl", "p99")}  # each more that is tested makes all others harder to find
+# Each more that is decided on makes all others harder to find. Who sends a long prompt waits for its first token.
+_DECIDED: dict[str, tuple[str, ...]] = {
+    "": ("p99_itl_ms", "p90_ttft_scheduled_ms"),
+    SHORT: ("p99_itl_ms", "p90_ttft_scheduled_ms"),
+    LONG: ("p90_ttft_scheduled_ms",),
+}
 
 
 def _tails(of: str) -> tuple[Figure, ...]:
@@ -82,7 +87,7 @@ def _tails(of: str) -> tuple[Figure, ...]:
     whose = f" of {of} prompts" if of else ""
     return tuple(
         Figure(f"{of}.{part}_{name}_ms", f"{title}{whose}, {part}", f"{part}_{name}_ms", *_TIME, of=of)
-        for name, title in (("ttft_scheduled", "TTFT"), ("itl", "ITL"))
+        for name, title in (("itl", "ITL"), ("ttft_scheduled", "TTFT"))
         for part in _PERCENTILES
     )
 
@@ -192,8 +197,8 @@ def tail_verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
     """What the repeats say of tails and of throughput. Those that the verdict in words is made of are decided on, all
     together; of the others there are only the changes."""
     figures = tail_figures(repeats)
-    tested = {figure for figure in figures if any(figure.shown == f"{part}_{name}_ms" for name, part in _TESTED)}
-    return verdicts(repeats, [THROUGHPUT, *figures], {THROUGHPUT, *tested})
+    decided = {figure for figure in figures if figure.shown in _DECIDED[figure.of]}
+    return verdicts(repeats, [*figures, THROUGHPUT], {*decided, THROUGHPUT})
 
 
 def verdicts(

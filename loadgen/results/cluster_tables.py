@@ -23,19 +23,15 @@ _POOLS = {
     "slowdown": "mixed/alone",
 }
 _TRANSFERS = {
-    "sent_requests": "given",
-    "sent_blocks": "blocks",
-    "sent_bytes": "bytes",
-    "p50_sent_ms": "held p50",
-    "p99_sent_ms": "p99",
-    "sent_expired": "expired",
-    "received_requests": "taken",
-    "received_blocks": "blocks ",
-    "received_bytes": "bytes ",
-    "p50_received_ms": "moved p50",
-    "p99_received_ms": "p99 ",
-    "received_failed": "failed",
+    "requests": "requests",
+    "blocks": "blocks",
+    "bytes": "bytes",
+    "p50_ms": "p50 (ms)",
+    "p99_ms": "p99 (ms)",
+    "max_ms": "max (ms)",
+    "errors": "failed",
 }
+_SIDES = {"sent": ("gave", "sent_expired"), "received": ("took", "received_failed")}
 _ALL = "all"
 
 
@@ -45,7 +41,7 @@ def cluster_tables(document: Document) -> list[Table]:
     if not cluster:
         return []
     parts = list(_parts(document["engine"]))
-    return [_pools(cluster, parts), _transfers(cluster, parts)]
+    return [_pools(cluster, parts), *([transfers] if (transfers := _transfers(parts)).rows else [])]
 
 
 def _parts(engine: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -64,7 +60,7 @@ def _table(
     title: str, parts: Sequence[tuple[str, Mapping[str, Any]]], columns: Mapping[str, str], caption: list[str]
 ) -> Table:
     known = {name: head for name, head in columns.items() if any(part.get(name) is not None for _, part in parts)}
-    rows = tuple((title, *(text(part.get(name), name) for name in known)) for title, part in parts)
+    rows = tuple((whose, *(text(part.get(name), name) for name in known)) for whose, part in parts)
     return Table(title, rows, ("", *known.values()), tuple(caption))
 
 
@@ -87,10 +83,23 @@ def _pools(cluster: Mapping[str, Any], parts: list[tuple[str, Mapping[str, Any]]
     return _table("Cluster", with_slowdown, _POOLS, caption)
 
 
-def _transfers(cluster: Mapping[str, Any], parts: list[tuple[str, Mapping[str, Any]]]) -> Table:
-    """What went from one engine to another."""
+def _transfers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """What went from one engine to another, by both of its ends."""
     caption = [
-        "given: requests handed over, whose blocks were held until they were acknowledged; taken: requests received.",
-        "Times are milliseconds. expired: leases that nobody acknowledged; failed: what was computed again.",
+        "gave: from the offer until it was acknowledged, or expired (failed). took: from having blocks for it until they",
+        "were filled; what failed was computed again.",
     ]
-    return _table("KV transfers", parts, _TRANSFERS, caption)
+    told = [
+        (f"{title} {verb}", _side(part, side, errors))
+        for side, (verb, errors) in _SIDES.items()
+        for title, part in parts
+        if title != _ALL and (part.get(f"{side}_requests") or part.get(errors))
+    ]
+    return _table("KV transfers", told, _TRANSFERS, caption)
+
+
+def _side(part: Mapping[str, Any], side: str, errors: str) -> dict[str, Any]:
+    """Its figures without the side in their names."""
+    names = {"requests": f"{side}_requests", "blocks": f"{side}_blocks", "bytes": f"{side}_bytes", "errors": errors}
+    names |= {f"{statistic}_ms": f"{statistic}_{side}_ms" for statistic in ("p50", "p99", "max")}
+    return {name: part.get(of) for name, of in names.items()}

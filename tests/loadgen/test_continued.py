@@ -6,7 +6,7 @@ from typing import Any
 
 from steps import record
 
-from engine.protocol import Arrived, Joined, Left, RequestState, Row
+from engine.protocol import Arrived, Joined, Left, RequestState, RequestStatus
 from loadgen.continued import Continued, merged_counts
 
 
@@ -14,42 +14,37 @@ def joined(request: str, found: int, looked_up: int, **more: Any) -> Joined:
     return Joined(request, found, looked_up, "paged", more.pop("resumed", False), **more)
 
 
-def drew(request: str, context: int, tokens: int = 1) -> Row:
-    return Row(request, "decode", tokens, context, 0, 1)
+def came(request: str, generated: int = 0) -> Arrived:
+    return Arrived(request, 50, 10, 0.0, generated_tokens=generated)
 
 
-def test_a_first_token_beyond_the_prompt_is_not_the_first() -> None:
+def test_what_comes_with_tokens_goes_on() -> None:
     told = Continued()
-    arrived = (Arrived("new", 100, 10, 0.0), Arrived("on", 50, 10, 0.0))
-    told.add(record(1, 0.0, arrived=arrived, joined=(joined("new", 16, 100), joined("on", 32, 51))))
-    told.add(record(2, 0.1, rows=(drew("new", 100, 84), drew("on", 51))))
-    told.add(record(3, 0.2, rows=(drew("new", 101), drew("on", 52))))
+    told.add(record(1, 0.0, arrived=(came("new"), came("on", 1)), joined=(joined("new", 16, 50), joined("on", 32, 51))))
+    told.add(record(2, 0.1, joined=(joined("on", 48, 60, resumed=True),)))  # after a preemption: counted elsewhere
     assert told.counts.figures() == {
         "continued_requests": 1,
-        "continued_prompt_tokens": 50,
         "continued_looked_up_tokens": 51,
         "continued_found_tokens": 32,
     }
 
 
-def test_a_preempted_request_is_no_other() -> None:
-    """What it finds when it resumes is counted apart; one that drew its first token before is known."""
+def test_those_that_were_there_before() -> None:
     told = Continued()
-    told.begin([_state("old", 40, 45), _state("waits", 30, 30)])
-    told.add(record(1, 0.0, joined=(joined("old", 16, 45, resumed=True), joined("waits", 8, 30))))
-    told.add(record(2, 0.1, rows=(drew("old", 46), drew("waits", 30))))
-    assert told.counts.requests == 0
+    told.begin(
+        [_state("on", "receiving", 51), _state("new", "waiting", 50), _state("old", "waiting", 60, preemptions=1)]
+    )
+    told.add(record(1, 0.0, joined=(joined("on", 32, 51), joined("new", 16, 50), joined("old", 0, 60, resumed=True))))
+    assert (told.counts.requests, told.counts.looked_up_tokens, told.counts.found_tokens) == (0, 51, 32)
 
 
-def test_siblings_share_their_prompt_and_those_that_left_are_forgotten() -> None:
+def test_an_id_that_is_used_again_is_another_request() -> None:
     told = Continued()
-    arrived = (Arrived("a", 50, 9, 0.0), Arrived("b", 50, 9, 0.0, parent="a"), Arrived("gone", 50, 9, 0.0))
-    told.add(record(1, 0.0, arrived=arrived, left=(Left("gone", "abort"),)))
-    told.add(record(2, 0.1, joined=(joined("a", 0, 51), joined("b", 0, 0, parent="a", shared_tokens=50))))
-    told.add(record(3, 0.2, rows=(drew("a", 51), drew("b", 51), drew("gone", 51))))
+    told.add(record(1, 0.0, arrived=(came("a", 3),), left=(Left("a", "abort"),)))
+    told.add(record(2, 0.1, arrived=(came("a"),), joined=(joined("a", 16, 50),)))
     whole = merged_counts([told, told])
-    assert (whole.requests, whole.prompt_tokens, whole.looked_up_tokens) == (4, 100, 102)
+    assert (whole.requests, whole.found_tokens) == (2, 0)
 
 
-def _state(request: str, prompt: int, tokens: int) -> RequestState:
-    return RequestState(request, "waiting", prompt, 9, tokens, 0, 0, 0, 0.0, None, None, None, ())
+def _state(request: str, status: RequestStatus, tokens: int, preemptions: int = 0) -> RequestState:
+    return RequestState(request, status, 50, 9, tokens, 0, 0, preemptions, 0.0, None, None, None, ())
