@@ -79,8 +79,10 @@ def make_parser() -> argparse.ArgumentParser:
     from engine.serve_command import add_command as add_serve
     from engine.simulator.command import add_command as add_simulate
     from engine.sizing.command import add_command as add_plan
+    from engine.up_command import add_command as add_up
 
     add_serve(commands)
+    add_up(commands)
     prepare = commands.add_parser("prepare", help="fetch and convert a model, so that serve starts quickly")
     prepare.set_defaults(command="prepare", run=_prepare)
     add_model(prepare)

@@ -1,0 +1,237 @@
+"""The connection to a Ray cluster, one of ours or of others, and the actors that this process has there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+# Ray reads these when it is imported: nothing is told to its makers, and nothing of calls whose answer nobody needs.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
+import msgspec
+import ray
+from ray._private import ray_constants, services
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+
+from engine.cluster.cluster_file import ClusterPlan, PoolPlan
+from engine.cluster.ray.actor import Begun, EngineActor, OtherLife
+from engine.cluster.ray.core import RayCore, first_line
+from engine.cluster.ray.room import Amounts, lacking
+from engine.cluster.worker import WorkerSpec
+from engine.server.origins import is_loopback
+from engine.supervisor import CannotStart
+
+LOCAL, AUTO = "local", "auto"
+OBJECT_STORE = 256 << 20  # bytes, of a Ray that is started here: blocks on their way between two nodes
+CONNECT_SECONDS = 30.0
+AGAIN_SECONDS = 0.1  # between two looks at whether an actor is back
+OF_POOLS = (  # fields of EngineConfig that pools may differ in; the others are the cluster's
+    "device",
+    "kv_memory",
+    "swap_space",
+    "max_model_len",
+    "threads",
+    "check_invariants",
+    "check_every",
+    "crash_dir",
+    "step_timeout",
+)
+END_SECONDS = 5.0  # that engines have to end before Ray is left
+
+
+class RayNodes:
+    """`start` starts an engine on a node that has room for it. Whoever has one closes it, in the end.
+
+    Raises CannotStart if there is no Ray cluster at the plan's address.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self._actors: dict[str, Any] = {}  # of each worker
+        self._cores: dict[str, RayCore] = {}  # the newest of each
+        self._lock = threading.Lock()
+        self._is_connected_by_us = not ray.is_initialized()
+        if self._is_connected_by_us:
+            _connect(plan.address)
+
+    def check_room(self) -> None:
+        """Raise CannotStart unless all workers of the plan find room now."""
+        asked = [_asked(pool) for pool in self._plan.pools for _ in range(pool.workers)]
+        if missing := lacking(asked, _free()):
+            raise CannotStart(f"the Ray cluster has too little room: {missing}")
+
+    def start(self, spec: WorkerSpec) -> RayCore:
+        """Another engine for a worker: on its actor, if it has one, which Ray may be starting again. Waits for it.
+
+        Raises CannotStart.
+        """
+        pool = self._plan.pool(spec.role)
+        actor, is_new = self._actor(spec.name, pool)
+        life = f"{spec.name}-{secrets.token_hex(4)}"
+        own = {field: getattr(pool.config, field) for field in OF_POOLS}
+        spec = msgspec.structs.replace(spec, config=msgspec.structs.replace(spec.config, **own))
+        try:
+            begun = self._begin(spec, pool, actor, life)
+        except CannotStart:
+            if is_new:
+                self._end_actor(spec.name, actor)
+            raise
+        core = RayCore(
+            spec.name, actor, life, begun, spec.config.transfer_seconds, lambda: self._end_actor(spec.name, actor)
+        )
+        with self._lock:
+            self._cores[spec.name] = core
+        return core
+
+    def close(self) -> None:
+        """End all actors, and the Ray cluster if it was started here."""
+        with self._lock:
+            actors, cores = dict(self._actors), list(self._cores.values())
+        for name, actor in actors.items():
+            self._end_actor(name, actor)
+        limit = time.monotonic() + END_SECONDS
+        for core in cores:  # their threads speak with Ray
+            with contextlib.suppress(TimeoutError):
+                core.wait(max(0.0, limit - time.monotonic()))
+        if self._is_connected_by_us:
+            ray.shutdown()
+
+    def _actor(self, name: str, pool: PoolPlan) -> tuple[Any, bool]:
+        """A worker's actor, and whether it was made just now."""
+        with self._lock:
+            if name in self._actors:
+                return self._actors[name], False
+            options = {
+                "num_cpus": pool.cpus,
+                "num_gpus": pool.gpus,
+                "resources": dict(pool.resources),
+                "scheduling_strategy": "SPREAD",
+                "max_restarts": -1,
+                "max_task_retries": 0,  # what was said to an engine that died is not said to the next one
+                "concurrency_groups": {"there": 1, "back": 1, "blocks": 2},
+                # What waits for blocks holds up nothing behind it. `write` numbers its calls.
+                "allow_out_of_order_execution": True,
+            }
+            self._actors[name] = ray.remote(**options)(EngineActor).remote()
+            return self._actors[name], True
+
+    def _begin(self, spec: WorkerSpec, pool: PoolPlan, actor: Any, life: str) -> Begun:
+        limit = time.monotonic() + self._plan.start_seconds
+        why = ""
+        while (left := limit - time.monotonic()) > 0:
+            try:
+                begun: Begun = ray.get(actor.begin.remote(life, spec.config), timeout=left)
+                return begun
+            except GetTimeoutError:
+                break
+            except ActorUnavailableError as error:  # Ray is starting it again
+                why = first_line(error)
+            except RayTaskError as error:
+                if not isinstance(error.cause, OtherLife):
+                    raise CannotStart(f"{spec.name}: its actor failed: {first_line(error)}") from error
+                _kill(actor, for_good=False)  # an engine that was lost, and lives on there alone
+            except RayError as error:
+                self._end_actor(spec.name, actor)  # the next one is made anew
+                raise CannotStart(f"{spec.name}: its actor cannot be started: {first_line(error)}") from error
+            time.sleep(AGAIN_SECONDS)
+        seconds = f"{self._plan.start_seconds:g} s (start-seconds)"
+        if missing := lacking([_asked(pool)], _free()):
+            raise CannotStart(f"{spec.name}: the Ray cluster has had no room for it for {seconds}: {missing}")
+        raise CannotStart(f"{spec.name}: its actor has not started within {seconds}{f': {why}' if why else ''}")
+
+    def _end_actor(self, name: str, actor: Any) -> None:
+        """For good."""
+        _kill(actor, for_good=True)
+        with self._lock:
+            if self._actors.get(name) is actor:
+                del self._actors[name]
+
+
+def _kill(actor: Any, *, for_good: bool) -> None:
+    with contextlib.suppress(RayError, ValueError, ActorDiedError):
+        ray.kill(actor, no_restart=for_good)
+
+
+def _asked(pool: PoolPlan) -> Amounts:
+    own = {"CPU": pool.cpus, **({"GPU": pool.gpus} if pool.gpus else {})}
+    return {**own, **dict(pool.resources)}
+
+
+def _free() -> dict[str, Amounts]:
+    """What is free on each node that is alive."""
+    free = ray._private.state.available_resources_per_node()  # Ray tells it nowhere else, but as a sum
+    nodes: Sequence[dict[str, Any]] = ray.nodes()
+    return {
+        f"node {node['NodeID'][:8]} ({node['NodeManagerAddress']})": free.get(node["NodeID"], {})
+        for node in nodes
+        if node["Alive"]
+    }
+
+
+def _connect(address: str) -> None:
+    """To the Ray cluster there, or to one that is started here. Raises CannotStart."""
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == LOCAL:
+        settings |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    elif address != AUTO:
+        _check_address(address)
+    # Ray takes a machine by its outer address, unless it is told that there are no other machines.
+    if address == LOCAL or _is_on_loopback_alone(address):
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    failed: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, **settings)
+        except Exception as error:
+            failed.append(error)
+
+    if address == LOCAL:  # what is started ends with the thread that starts it
+        connect()
+    else:
+        thread = threading.Thread(target=connect, name="ray-init", daemon=True)
+        thread.start()
+        thread.join(CONNECT_SECONDS)
+        if thread.is_alive():  # Ray would try for minutes
+            raise CannotStart(f"address {address}: no Ray cluster has answered there for {CONNECT_SECONDS:g} s")
+    if failed:
+        raise CannotStart(_why_not_connected(address, failed[0])) from failed[0]
+
+
+def _why_not_connected(address: str, error: BaseException) -> str:
+    if address == LOCAL:
+        return f"address {address}: Ray cannot be started here: {first_line(error)}"
+    if address == AUTO and isinstance(error, ConnectionError):
+        return f"address {address}: no Ray cluster runs here; start one (ray start --head), or say {LOCAL}"
+    return f"address {address}: cannot join the Ray cluster there: {first_line(error)}"
+
+
+def _check_address(address: str) -> None:
+    """Raises CannotStart for one at which nobody listens: Ray itself would try for long."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise CannotStart(f"address must be {AUTO}, {LOCAL} or HOST:PORT, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS / 6).close()
+    except OSError as error:
+        raise CannotStart(f"address {address}: no Ray cluster answers there: {error.strerror or error}") from error
+
+
+def _is_on_loopback_alone(address: str) -> bool:
+    """Whether a Ray cluster of this machine can be reached by a loopback address, and not by another one."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not is_loopback(host):
+        return False
+    try:
+        socket.create_connection((services.get_node_ip_address(), int(port)), CONNECT_SECONDS / 6).close()
+    except OSError:
+        return True
+    return False
