@@ -27,75 +27,74 @@ class Level(NamedTuple):
 
 class BlockIndex:
     """As exact as what it is told. Names are 64 bits of a strong hash: two blocks of one worker may share one, however
-    unlikely, and so what is told twice or was never there is no error."""
+    unlikely, and so what is told twice or was never there is no error.
+
+    Beside what workers have is what they are expected to have, because a prompt is on its way there.
+    """
 
     def __init__(self) -> None:
-        self._workers: dict[int, int] = {}  # by name; never 0
+        self._workers: dict[int, int] = {}  # by name, those that have it or are expected to; never 0
         self._bits: list[int] = []  # one object for each slot, shared by all blocks that it alone has
-        self._names: list[set[int]] = []  # by slot
+        self._told: list[set[int]] = []  # by slot
+        self._expected: list[set[int]] = []  # by slot; some may be told by now
 
     def __len__(self) -> int:
-        """Names that somebody has."""
+        """Names that somebody has, or is expected to have."""
         return len(self._workers)
 
     def names(self, slot: int) -> Collection[int]:
         """What this worker has."""
-        return self._names[slot] if slot < len(self._names) else ()
+        return self._told[slot] if slot < len(self._bits) else ()
 
-    def has(self, slot: int, name: int) -> bool:
-        return bool(self._workers.get(name, 0) >> slot & 1)
+    def expected(self, slot: int) -> Collection[int]:
+        """What is on its way there."""
+        return self._expected[slot] if slot < len(self._bits) else ()
 
-    def store(self, slot: int, names: Iterable[int]) -> None:
-        while slot >= len(self._bits):
-            self._bits.append(1 << len(self._bits))
-            self._names.append(set())
-        workers, bit = self._workers, self._bits[slot]
-        for name in names:
-            others = workers.get(name)
-            workers[name] = bit if others is None else others | bit
-        self._names[slot].update(names)
+    def store(self, slot: int, names: Sequence[int]) -> None:
+        self._grow(slot)
+        self._set(slot, names)
+        self._told[slot].update(names)
 
-    def remove(self, slot: int, names: Iterable[int]) -> None:
-        if slot >= len(self._bits):
-            return
-        workers, bit, own = self._workers, self._bits[slot], self._names[slot]
-        for name in names:
-            if name not in own:
-                continue
-            own.remove(name)
-            others = workers[name] ^ bit
-            if others:
-                workers[name] = others
-            else:
-                del workers[name]
+    def remove(self, slot: int, names: Sequence[int]) -> None:
+        if slot < len(self._bits):
+            self._give_up(slot, names, self._told[slot], self._expected[slot])
 
     def forget(self, slot: int) -> None:
-        """This worker has nothing any more."""
-        if slot < len(self._names):
-            self.remove(slot, tuple(self._names[slot]))
-            self._names[slot] = set()  # a set that is emptied keeps its memory
+        """This worker has nothing any more; what is on its way there still is."""
+        if slot < len(self._bits):
+            self.remove(slot, tuple(self._told[slot]))
+            self._told[slot] = set()  # a set that is emptied keeps its memory
 
-    def levels(self, names: Sequence[int], among: int, more: BlockIndex | None = None) -> list[Level]:
-        """How far the caches of `among` follow a prompt: workers by the blocks they have of it, from the least to the
-        most, each level's within the one before. `more` is looked up beside."""
-        told = self._workers.get
-        expected = more._workers.get if more is not None and more._workers else None
+    def expect(self, slot: int, names: Iterable[int]) -> list[int]:
+        """A prompt of these blocks is on its way there. Returns those that are expected because of it alone, which
+        whoever sent it has to `expect_no_more`."""
+        self._grow(slot)
+        told, expected = self._told[slot], self._expected[slot]
+        new = [name for name in names if name not in told and name not in expected]
+        self._set(slot, new)
+        expected.update(new)
+        return new
+
+    def expect_no_more(self, slot: int, names: Sequence[int]) -> None:
+        """What `expect` returned: from now on only what is told counts."""
+        self._give_up(slot, names, self._expected[slot], self._told[slot])
+
+    def levels(self, names: Sequence[int], among: int) -> list[Level]:
+        """How far the caches of `among` follow a prompt, with what they are expected to have: workers by the blocks of
+        it, from the least to the most, each level's within the one before."""
+        get = self._workers.get
         levels: list[Level] = []
         depth, left = 0, among
         for name in names:
-            workers = told(name, 0)
-            if expected is not None:
-                workers |= expected(name, 0)
-            both = left & workers
+            both = left & get(name, 0)
             if both != left:
                 levels.append(Level(depth, left))
                 if not both:
                     return levels
                 left = both
-                if not left & (left - 1):  # one is left, and its own set is faster to ask
+                if not left & (left - 1):  # one is left, and its own sets are faster to ask
                     slot = left.bit_length() - 1
-                    others = () if more is None else more.names(slot)
-                    depth = self._follow(names, depth + 1, slot, others)
+                    depth = _follow(names, depth + 1, self._told[slot], self._expected[slot])
                     break
             depth += 1
         levels.append(Level(depth, left))
@@ -103,17 +102,40 @@ class BlockIndex:
 
     def depth(self, names: Sequence[int], slot: int) -> int:
         """How many first blocks of a prompt this worker has."""
-        return self._follow(names, 0, slot, ())
+        return _follow(names, 0, self.names(slot))
 
-    def _follow(self, names: Sequence[int], depth: int, slot: int, more: Collection[int]) -> int:
-        """How many first blocks it has, or `more` does, of which it is known to have `depth`."""
-        own = self.names(slot)
-        if not more:
-            for place in range(depth, len(names)):
-                if names[place] not in own:
-                    return place
-            return len(names)
-        for place in range(depth, len(names)):
-            if names[place] not in own and names[place] not in more:
-                return place
-        return len(names)
+    def _grow(self, slot: int) -> None:
+        while slot >= len(self._bits):
+            self._bits.append(1 << len(self._bits))
+            self._told.append(set())
+            self._expected.append(set())
+
+    def _set(self, slot: int, names: Iterable[int]) -> None:
+        workers, bit = self._workers, self._bits[slot]
+        for name in names:
+            others = workers.get(name)
+            workers[name] = bit if others is None else others | bit
+
+    def _give_up(self, slot: int, names: Iterable[int], one: set[int], other: set[int]) -> None:
+        """Take names out of one of its sets; what the other has too stays."""
+        workers, bit = self._workers, self._bits[slot]
+        for name in names:
+            if name not in one:
+                continue
+            one.remove(name)
+            if name in other:
+                continue
+            others = workers[name] ^ bit
+            if others:
+                workers[name] = others
+            else:
+                del workers[name]
+
+
+def _follow(names: Sequence[int], depth: int, told: Collection[int], expected: Collection[int] = ()) -> int:
+    """How many first blocks are in one of these, of which `depth` are known to be."""
+    for place in range(depth, len(names)):
+        name = names[place]
+        if name not in told and name not in expected:
+            return place
+    return len(names)

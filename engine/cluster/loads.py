@@ -63,15 +63,15 @@ class Work:
 class Loads:
     """By slot: `outstanding` tokens; `recent`, the tokens that were to be computed of what was sent there, the older
     the less; `turn`, the place of the last request sent there among all; `routed` requests and the tokens `sent` with
-    them; and the blocks that are `expected` in its cache, because a prompt that has them is on its way."""
+    them. Each request's blocks are expected in `index` as long as it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
         self.outstanding: Floats = np.zeros(FIRST_SLOTS)
         self.recent: Floats = np.zeros(FIRST_SLOTS)
         self.turn: Floats = np.zeros(FIRST_SLOTS)
         self.routed: Floats = np.zeros(FIRST_SLOTS)
         self.sent: Floats = np.zeros(FIRST_SLOTS)
-        self.expected = BlockIndex()
         self._works: list[set[Work]] = [set() for _ in range(FIRST_SLOTS)]
         self._turns = 0
         self._since_halved = 0
@@ -87,10 +87,8 @@ class Loads:
         self._works += [set() for _ in range(self.size)]
 
     def begin(self, slot: int, tokens: int, rows: int, names: Iterable[int], prompt_tokens: int, workers: int) -> Work:
-        """`workers`: how many share what comes. `names`: blocks that are not in its cache yet, and will be."""
-        expected = self.expected.names(slot)
-        work = Work(self, slot, tokens, rows, [name for name in names if name not in expected])
-        self.expected.store(slot, work.names)
+        """`workers`: how many share what comes. `names`: the prompt's blocks."""
+        work = Work(self, slot, tokens, rows, self._index.expect(slot, names))
         self._works[slot].add(work)
         self.outstanding[slot] += work.cost
         self._since_halved += 1
@@ -108,7 +106,7 @@ class Loads:
         work.live = False
         self._works[work.slot].remove(work)
         self.outstanding[work.slot] -= work.cost
-        self.expected.remove(work.slot, work.names)
+        self._index.expect_no_more(work.slot, work.names)
 
     def leave(self, slot: int) -> None:
         """The worker is gone, and what it had to do with it; another may have the slot."""

@@ -42,6 +42,7 @@ from engine.messages import KvNews
 
 BOUND = 1.25  # times the mean
 MOVED = 0.125  # what a cached token saves of one that would be moved here, compared with one that would be computed
+LOOKS = 8  # at workers of one depth of a prompt or more; where there are more depths, at some of them
 
 # whole: a whole request. prefill: its prompt, to be handed over. decode: what goes on after that.
 Purpose = Literal["whole", "prefill", "decode"]
@@ -89,7 +90,7 @@ class Router:
         self.by_prefix = 0  # decisions
         self.bounded = 0
         self._index = BlockIndex()
-        self._loads = Loads()
+        self._loads = Loads(self._index)
         self._slots: dict[str, int] = {}  # by name
         self._names: dict[int, str] = {}  # by slot
         self._roles: dict[int, Role] = {}
@@ -195,10 +196,8 @@ class Router:
         elsewhere, and its KV comes from there."""
         slot = self._slot(worker)
         tokens = 0 if computed else max(0, prompt_tokens - cached_tokens)
-        told = self._index.names(slot)
-        new = [name for name in names if name not in told]
         workers = len(self._pool(self._peers(slot)).slots)
-        return self._loads.begin(slot, tokens, rows, new, prompt_tokens, max(1, workers))
+        return self._loads.begin(slot, tokens, rows, names, prompt_tokens, max(1, workers))
 
     # What is known
 
@@ -208,7 +207,7 @@ class Router:
 
     @property
     def indexed_blocks(self) -> int:
-        """Different blocks that some worker has."""
+        """Different blocks that some worker has, or is about to have."""
         return len(self._index)
 
     @property
@@ -263,7 +262,7 @@ class Router:
     def _by_prefix(self, pool: Pool, names: Sequence[int], cost: int, saved: float) -> tuple[int, bool, bool]:
         """`saved`: tokens that a cached block saves. Returns the slot, and whether it is by_prefix, and bounded."""
         loads, workers = self._loads, len(pool.slots)
-        levels = self._index.levels(names, pool.bits, loads.expected)
+        levels = self._index.levels(names, pool.bits)
         most = levels[-1].workers
         if workers == 1:
             return pool.slots[0], levels[-1].blocks > 0, False
@@ -274,9 +273,8 @@ class Router:
         slot = _least(pool.mask & (busy <= 0), pressure, loads.turn)
         depth = next(level.blocks for level in reversed(levels) if level.workers >> slot & 1)
         beyond, followed = np.maximum(busy, given), depth > 0 and bool(most >> slot & 1)
-        for level in reversed(levels):
-            if level.blocks <= depth:
-                break
+        deeper = [level for level in reversed(levels) if level.blocks > depth]
+        for level in deeper[:: -(-len(deeper) // LOOKS) or 1]:
             within = _mask(level.workers, loads.size) & (beyond <= (level.blocks - depth) * saved)
             if within.any():
                 slot, followed = _least(within, pressure, loads.turn), True

@@ -9,25 +9,42 @@ from engine.cluster.block_index import BlockIndex, Level
 
 NAMES = st.lists(st.integers(0, 12), max_size=8)
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["store", "store", "store", "remove", "forget"]), st.integers(0, 70), NAMES), max_size=30
+    st.tuples(
+        st.sampled_from(["store", "store", "store", "remove", "forget", "expect", "expect", "end"]),
+        st.integers(0, 70),
+        NAMES,
+    ),
+    max_size=40,
 )
+Sets = dict[int, set[int]]
 
 
-def changed(changes: Sequence[tuple[str, int, list[int]]]) -> tuple[BlockIndex, dict[int, set[int]]]:
-    """An index, and what it must have: by slot."""
-    index, truth = BlockIndex(), {slot: set[int]() for slot in range(71)}
+def changed(changes: Sequence[tuple[str, int, list[int]]]) -> tuple[BlockIndex, Sets, Sets]:
+    """An index, what it must have, and what must be expected: by slot."""
+    index = BlockIndex()
+    told, expected = ({slot: set[int]() for slot in range(71)} for _ in range(2))
+    prompts: list[tuple[int, list[int]]] = []
     for change, slot, names in changes:
         match change:
             case "store":
                 index.store(slot, names)
-                truth[slot] |= set(names)
+                told[slot] |= set(names)
             case "remove":
                 index.remove(slot, names)
-                truth[slot] -= set(names)
-            case _:
+                told[slot] -= set(names)
+            case "forget":
                 index.forget(slot)
-                truth[slot] = set()
-    return index, truth
+                told[slot] = set()
+            case "expect":
+                new = index.expect(slot, dict.fromkeys(names))
+                assert set(new) == set(names) - told[slot] - expected[slot]
+                expected[slot] |= set(new)
+                prompts.append((slot, new))
+            case _ if prompts:
+                slot, names = prompts.pop(0)
+                index.expect_no_more(slot, names)
+                expected[slot] -= set(names)
+    return index, told, expected
 
 
 def depth(prompt: Sequence[int], *sets: set[int]) -> int:
@@ -37,34 +54,24 @@ def depth(prompt: Sequence[int], *sets: set[int]) -> int:
 
 @given(CHANGES)
 def test_it_has_what_plain_sets_have(changes: list[tuple[str, int, list[int]]]) -> None:
-    index, truth = changed(changes)
-    assert len(index) == len(set().union(*truth.values()))
-    for slot, names in truth.items():
-        assert set(index.names(slot)) == names
-        assert {name for name in range(13) if index.has(slot, name)} == names
+    index, told, expected = changed(changes)
+    assert len(index) == len(set().union(*told.values(), *expected.values()))
+    assert {slot: set(index.names(slot)) for slot in told} == told
+    assert {slot: set(index.expected(slot)) for slot in told} == expected
 
 
-@settings(max_examples=100)
-@given(
-    CHANGES, CHANGES, st.lists(st.integers(0, 12), max_size=10, unique=True), st.sets(st.integers(0, 70), min_size=1)
-)
+@settings(max_examples=150)
+@given(CHANGES, st.lists(st.integers(0, 12), max_size=10, unique=True), st.sets(st.integers(0, 70), min_size=1))
 def test_levels_are_how_far_each_worker_follows(
-    changes: list[tuple[str, int, list[int]]],
-    expected: list[tuple[str, int, list[int]]],
-    prompt: list[int],
-    among: set[int],
+    changes: list[tuple[str, int, list[int]]], prompt: list[int], among: set[int]
 ) -> None:
-    index, truth = changed(changes)
-    more, also = changed(expected)
-    bits = sum(1 << slot for slot in among)
-    for beside, others in ((None, {slot: set[int]() for slot in truth}), (more, also)):
-        depths = {slot: depth(prompt, truth[slot], others[slot]) for slot in among}
-        levels = index.levels(prompt, bits, beside)
-        assert levels == [
-            Level(least, sum(1 << slot for slot in among if depths[slot] >= least))
-            for least in sorted(set(depths.values()))
-        ]
-    assert {slot: index.depth(prompt, slot) for slot in truth} == {s: depth(prompt, truth[s]) for s in truth}
+    index, told, expected = changed(changes)
+    depths = {slot: depth(prompt, told[slot], expected[slot]) for slot in among}
+    assert index.levels(prompt, sum(1 << slot for slot in among)) == [
+        Level(least, sum(1 << slot for slot in among if depths[slot] >= least))
+        for least in sorted(set(depths.values()))
+    ]
+    assert {slot: index.depth(prompt, slot) for slot in told} == {slot: depth(prompt, told[slot]) for slot in told}
 
 
 def test_to_forget_a_worker_leaves_nothing_of_it() -> None:
