@@ -21,10 +21,10 @@ from textual.timer import Timer
 from tui import commands, dispatch
 from tui.attached import Attached, One, Said, Shown, Steps, Timeline
 from tui.controls import BY_FIELD, NUMBERS
-from tui.focus import FIRST_FOCUS, Focus, back
+from tui.focus import FIRST_FOCUS, Focus, TableFocus, back
 from tui.keys import SCRUB, offered
 from tui.look import Look
-from tui.operator import Operator
+from tui.operator import Hand
 from tui.panels import sets
 from tui.panels.line import clean
 from tui.question import Question
@@ -32,7 +32,7 @@ from tui.recording_switch import RecordingSwitch
 from tui.scene import MIN_HEIGHT, MIN_WIDTH, OVERLAYS, Place, arrange
 from tui.session import Session
 from tui.themes import THEMES
-from tui.view import Frame
+from tui.view import UNITS, Frame
 from tui.widgets.palette import Palette
 from tui.widgets.panel import Panel
 from tui.widgets.too_small import TooSmall
@@ -111,8 +111,11 @@ class PagedTop(App[int]):
         return self.steps.session
 
     @property
-    def operator(self) -> Operator:
-        return self.steps.operator
+    def operator(self) -> Hand:
+        """On what is shown, an engine or a cluster."""
+        hand: Hand | None = getattr(self.shown, "operator", None)
+        assert hand is not None, "these keys are offered over what can be changed"
+        return hand
 
     # Building and drawing
 
@@ -293,7 +296,7 @@ class PagedTop(App[int]):
             return
         if ask.what.startswith(_CANCEL):
             if text.lower() in ("y", "yes") and isinstance(self.shown, Steps):  # still
-                self.run_worker(self.operator.cancel(ask.what.removeprefix(_CANCEL)), group="control")
+                self.run_worker(self.steps.operator.cancel(ask.what.removeprefix(_CANCEL)), group="control")
             else:
                 self.say("nothing was cancelled")
         elif ask.what == "step":
@@ -362,11 +365,11 @@ class PagedTop(App[int]):
         return sets.of_kind(self.shown.kind)
 
     async def action_filter(self) -> None:
-        """Of requests, or of servers."""
-        panel = "fleet" if self._set.kind == "fleet" else "requests"
+        """Of requests, servers, or workers."""
+        focus, panel = self.focus_now, {"fleet": "fleet", "cluster": "workers"}.get(self._set.kind, "requests")
         self._look_at(panel=panel)
-        focus = self.focus_now.fleet if panel == "fleet" else self.focus_now.requests
-        await self._ask(commands.Ask("filter", "filter", focus.filter))
+        table: TableFocus = {"fleet": focus.fleet, "workers": focus.cluster}.get(panel, focus.requests)
+        await self._ask(commands.Ask("filter", "filter", table.filter))
 
     def action_theme(self) -> None:
         """The next theme."""
@@ -413,7 +416,7 @@ class PagedTop(App[int]):
         self.scrub.faster(times)
 
     async def action_goto(self) -> None:
-        await self._ask(commands.Ask("step", "to step" if self.shown.kind == "steps" else "to look"))
+        await self._ask(commands.Ask("step", f"to {UNITS[self.shown.kind]}"))
 
     def _follow(self) -> None:
         """The batch's cursor is on the step that is shown now."""
@@ -430,14 +433,21 @@ class PagedTop(App[int]):
 
     def action_switch(self, field: str) -> None:
         """Send one change of control: to the choice after what the engine has now."""
+        operator = self.steps.operator
+        if operator.able():
+            value = operator.next_value(field, BY_FIELD[field].after)
+            self.run_worker(operator.change({field: value}), group="control")
+
+    async def action_steer(self, what: str) -> None:
+        """What a key does to a cluster."""
         if self.operator.able():
-            value = self.operator.next_value(field, BY_FIELD[field].after)
-            self.run_worker(self.operator.change({field: value}), group="control")
+            await self.perform(dispatch.steer(self.frame(), what))
 
     async def action_ask_control(self, field: str) -> None:
-        if self.operator.able() and self.operator.control is not None:
+        operator = self.steps.operator
+        if operator.able() and operator.control is not None:
             self._look_at(panel="control")
-            await self.perform(NUMBERS[field].ask(self.operator.control))
+            await self.perform(NUMBERS[field].ask(operator.control))
 
     def action_try_advice(self) -> None:
         """Apply the first suggestion; `u` takes it back."""
@@ -466,8 +476,8 @@ class PagedTop(App[int]):
             idle = key.replays and frame.status.playing is None
             if not idle and not (key.sends and frame.status.readonly) and key.action != "command_palette":
                 yield SystemCommand(f"{key.does} ({key.shown})", f"the key {key.shown}", self._runner(key.keys))
-        for server in frame.fleet.servers if frame.fleet is not None else ():
-            yield SystemCommand(f"open {clean(server.name)}", clean(server.url), self._opener(server.name))
+        for name, url in frame.opens:
+            yield SystemCommand(f"open {clean(name)}", clean(url), self._opener(name))
         for name in THEMES:
             yield SystemCommand(f"theme {name}", "colours of the screen", self._themer(name))
 

@@ -24,6 +24,7 @@ from tui.options import USAGE, without_options
 if TYPE_CHECKING:
     from tui.app import PagedTop
     from tui.attached import Attached
+    from tui.cluster.attach import ClusterAttach
     from tui.focus import Focus
     from tui.look import Look
     from tui.replay import Replay
@@ -187,9 +188,13 @@ def _focus(options: argparse.Namespace) -> Focus:
 
 
 def _play_once(options: argparse.Namespace) -> Callable[..., Coroutine[Any, Any, int]]:
-    """Of a recording of steps, or of servers."""
-    from tui.recording import is_of_sources
+    """Of a recording of steps, of servers, or of a cluster."""
+    from tui.recording import is_of_cluster, is_of_sources
 
+    if is_of_cluster(options.play):
+        from tui.cluster.once import play_cluster_once
+
+        return play_cluster_once
     if is_of_sources(options.play):
         from tui.sources.play_once import play_servers_once
 
@@ -212,11 +217,12 @@ def _attached(options: argparse.Namespace) -> Attached | int:
         except RecordingError as error:
             print(f"paged-top play: error: {error}", file=sys.stderr)
             return USAGE
-    if options.targets and not options.demo and (len(options.targets) > 1 or options.source != "steps"):
+    if len(options.targets) == 1 and not options.demo and options.source != "metrics":
+        return _engine_or_cluster(options)
+    if options.targets and not options.demo:
         from tui.sources.attach import Attach
 
-        steps_first = options.source == "auto" and len(options.targets) == 1
-        return Attach(options.targets, options.http, options.every, steps_first, texts=options.texts)
+        return Attach(options.targets, options.http, options.every, texts=options.texts)
     replay = _replay(options.trace) if options.demo else None
     if options.demo and replay is None:
         return USAGE
@@ -228,13 +234,44 @@ def _attached(options: argparse.Namespace) -> Attached | int:
     return One(session)
 
 
+def _engine_or_cluster(options: argparse.Namespace) -> Attached:
+    """One server: what it is, it tells."""
+    from tui.attached import One
+    from tui.cluster.either import Either
+    from tui.session import Session
+    from tui.sources.attach import Attach
+
+    (one,) = options.targets
+
+    def engine() -> Attached:
+        if options.source == "auto":
+            return Attach((one,), options.http, options.every, steps_first=True, texts=options.texts)
+        return One(Session(one.url, trace=options.trace, http=options.http, user=one.user, texts=options.texts))
+
+    def cluster() -> ClusterAttach:
+        from tui.cluster.attach import ClusterAttach
+
+        return ClusterAttach(one, options.http, texts=options.texts)
+
+    return Either(engine, cluster)
+
+
 def _played(options: argparse.Namespace) -> Attached:
-    """A recording of steps, or of servers. Raises RecordingError."""
+    """A recording of steps, of servers, or of a cluster. Raises RecordingError."""
     from tui.attached import One
     from tui.player import Player
-    from tui.recording import is_of_sources
+    from tui.recording import is_of_cluster, is_of_sources
     from tui.session import Session
 
+    if is_of_cluster(options.play):
+        from tui.cluster.attach import ClusterAttach
+        from tui.cluster.player import ClusterPlayer
+
+        cluster = ClusterPlayer(options.play, options.speed)
+        if options.step is not None:
+            cluster.pause()
+            cluster.seek(options.step)
+        return ClusterAttach(None, player=cluster)
     if is_of_sources(options.play):
         from tui.sources.attach import Attach
         from tui.sources.player import SourcePlayer

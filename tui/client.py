@@ -25,7 +25,7 @@ from engine.protocol import (
     decode_request_text,
     decode_snapshot,
 )
-from tui.engine_api import Accepted, Down, Locked, Missing, NotAnEngine, Refused, Unreachable
+from tui.engine_api import Accepted, ACluster, Down, Locked, Missing, NotAnEngine, Refused, Unreachable
 from tui.sources.http import open_client, why
 from tui.sources.targets import NO_SETTINGS, HttpSettings, Target
 
@@ -70,7 +70,7 @@ class HttpEngine:
             async with self._http.stream("GET", "/engine/steps", params={"from": first}, timeout=timeout) as response:
                 if response.status_code != 200:
                     raise await self._unexpected(response, "/engine/steps")
-                async for data in _events(response.aiter_bytes()):
+                async for data in events_of(response.aiter_bytes()):
                     item = _decode(data)
                     if isinstance(item, Record | Gap):
                         yield item
@@ -181,21 +181,24 @@ class HttpEngine:
         """What an answer other than 200 means, with the engine's own words where it has any."""
         status = response.status_code
         try:
-            told = _words(_error(await response.aread()).get("message")) if status in (403, 502, 503, 504) else ""
+            error = _error(await response.aread()) if status in (403, 404, 502, 503, 504) else {}
         except httpx.HTTPError:
-            told = ""
+            error = {}
+        told = _words(error.get("message"))
         if status in (401, 403):
             refused = f"it refuses the key: HTTP {status}"
             return Locked(told or (refused if self._has_key else NO_KEY))
         if status in (502, 503, 504):
             return Down(told) if told else Unreachable(f"HTTP {status}: not ready to serve")
+        if status == 404 and error.get("code") == "cluster":
+            return ACluster(told or "engines of a cluster answer there")
         return NotAnEngine(f"{self._at(path)} answers HTTP {status}; a paged-engine answers 200")
 
     def _at(self, path: str) -> str:
         return f"{self.url}{path}"
 
 
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def events_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The data of each server-sent event, its lines joined; comments and other fields are dropped.
 
     Raises NotAnEngine where one is longer than any record.

@@ -89,6 +89,13 @@ def answered(frame: Frame, what: str, text: str) -> Reaction:
     return reaction
 
 
+def steer(frame: Frame, what: str) -> Reaction:
+    """What a key does to a cluster: see `tui.panels.cluster.steering`."""
+    from tui.panels.cluster import steering
+
+    return steering.steer(frame, what)
+
+
 def neighbour(panel: str, by: int, panels: Sequence[str] = PANELS) -> str:
     """The panel `by` places further, round and round."""
     return panels[(panels.index(panel) + by) % len(panels)]

@@ -25,6 +25,10 @@ class Locked(NotAnEngine):
     """An engine answers, but not to this program's key, or not without one."""
 
 
+class ACluster(NotAnEngine):
+    """A cluster of engines answers: each of them has an address of its own below this one."""
+
+
 class Missing(Exception):
     """What was asked for is not there, or not any more; the message says what."""
 

@@ -12,7 +12,7 @@ import msgspec
 from engine.protocol import Gap, Record, Snapshot
 from tui import figures
 from tui.checks import Contradiction, check_record, check_snapshot
-from tui.engine_api import Down, Engine, Locked, NotAnEngine, Unreachable
+from tui.engine_api import ACluster, Down, Engine, Locked, NotAnEngine, Unreachable
 from tui.fold import EngineFold, MissingRecords
 from tui.history import History
 from tui.lanes import Lanes
@@ -92,6 +92,9 @@ class Feed:
             except Locked as error:
                 self._enter("locked", str(error))
                 pause = LOCKED_AGAIN
+            except ACluster as error:
+                self._distrust = True
+                self._enter("cluster", str(error))
             except NotAnEngine as error:
                 self._distrust = True
                 self._enter("foreign", str(error))

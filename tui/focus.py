@@ -94,6 +94,19 @@ class FleetFocus(TableFocus):
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterFocus(TableFocus):
+    """`pool` is that of the cursor, None: the first; `worker` the one under it, None: the first. Pools scroll together.
+
+    `transfers`: the first line shown of what is moved between workers.
+    """
+
+    sort: str = "name"
+    pool: str | None = None
+    worker: str | None = None
+    transfers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFocus:
     """Of a server that tells no steps: `run` is the selected run of its prefix trees, by endpoint and last block.
 
@@ -133,6 +146,7 @@ class Focus:
     control: ControlFocus = ControlFocus()
     fleet: FleetFocus = FleetFocus()
     server: ServerFocus = ServerFocus()
+    cluster: ClusterFocus = ClusterFocus()
 
     def but(self, **changes: Any) -> Focus:
         return replace(self, **changes)
@@ -151,6 +165,9 @@ def back(focus: Focus, kind: str = "steps") -> Focus | None:
         return focus.but(expanded=False)
     if kind == "fleet":
         cleared = focus.but(fleet=FleetFocus(sort=focus.fleet.sort, descending=focus.fleet.descending))
+        return cleared if cleared != focus else None
+    if kind == "cluster":
+        cleared = focus.but(cluster=ClusterFocus(sort=focus.cluster.sort, descending=focus.cluster.descending))
         return cleared if cleared != focus else None
     if focus.panel in ("requests", "control"):
         return focus.but(panel="blocks")

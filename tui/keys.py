@@ -13,8 +13,8 @@ from tui.panels.modules import TITLES
 from tui.view import Frame, Kind
 
 Group = Literal["screen", "time", "engine"]
-EVERYWHERE: tuple[Kind, ...] = ("steps", "server", "fleet")
-PANELLED: tuple[Kind, ...] = ("steps", "server")  # several panels side by side
+EVERYWHERE: tuple[Kind, ...] = ("steps", "server", "fleet", "cluster")
+PANELLED: tuple[Kind, ...] = ("steps", "server", "cluster")  # several panels side by side
 SERVERS: tuple[Kind, ...] = ("server", "fleet")
 
 
@@ -51,6 +51,7 @@ GLOBAL: tuple[GlobalKey, ...] = (
     GlobalKey("escape", "esc", "back", "leave an overlay, a large panel, what is selected, a pause", "screen"),
     GlobalKey("slash", "/", "filter", "show only some requests", "screen", "filter", on=("steps",)),
     GlobalKey("slash", "/", "filter", "show only some servers", "screen", "filter", on=("fleet",)),
+    GlobalKey("slash", "/", "filter", "show only some workers", "screen", "filter", on=("cluster",)),
     GlobalKey("T", "T", "theme", "the next theme", "screen"),
     GlobalKey("left_parenthesis", "(", "frames(0.5)", "fewer frames a second", "screen"),
     GlobalKey("right_parenthesis", ")", "frames(2.0)", "more frames a second", "screen"),
@@ -63,10 +64,17 @@ GLOBAL: tuple[GlobalKey, ...] = (
     ),
     GlobalKey("comma", ",", "scrub(-1)", "one look back; while paused left too, shift+left ten", "time", on=SERVERS),
     GlobalKey("full_stop", ".", "scrub(1)", "one look on; while paused right too, shift+right ten", "time", on=SERVERS),
+    GlobalKey(
+        "comma", ",", "scrub(-1)", "one state back; while paused left too, shift+left ten", "time", on=("cluster",)
+    ),
+    GlobalKey(
+        "full_stop", ".", "scrub(1)", "one state on; while paused right too, shift+right ten", "time", on=("cluster",)
+    ),
     GlobalKey("n", "n", "event(1)", "to the next event", "time"),
     GlobalKey("N", "N", "event(-1)", "to the event before", "time"),
     GlobalKey("g", "g", "goto", "to a step by its number", "time", on=("steps",)),
     GlobalKey("g", "g", "goto", "to a look by its number", "time", on=SERVERS),
+    GlobalKey("g", "g", "goto", "to a state by its number", "time", on=("cluster",)),
     GlobalKey("left_square_bracket", "[", "speed(0.5)", "play half as fast", "time", replays=True),
     GlobalKey("right_square_bracket", "]", "speed(2.0)", "play twice as fast", "time", replays=True),
     GlobalKey("r", "r", "record", "record to a file, and stop", "time", "record"),
@@ -97,10 +105,22 @@ GLOBAL: tuple[GlobalKey, ...] = (
         for field, number in NUMBERS.items()
         if number.key
     ),
+    GlobalKey("m", "m", "steer('separate')", "prefill apart from decode, or colocated", "engine", "separate/colocated",
+              sends=True, on=("cluster",)),
+    GlobalKey("plus,equals_sign", "+", "steer('more')", "one worker more in this pool", "engine", "more workers",
+              sends=True, on=("cluster",)),
+    GlobalKey("minus", "-", "steer('fewer')", "one worker fewer: it is drained first", "engine", "fewer",
+              sends=True, on=("cluster",)),
+    GlobalKey("s", "s", "steer('size')", "this pool's size", "engine", "size", sends=True, on=("cluster",)),
+    GlobalKey("o", "o", "steer('routing')", "routing: prefix, least loaded, round robin", "engine", "routing",
+              sends=True, on=("cluster",)),
+    GlobalKey("l", "l", "steer('local_prefill')", "how few tokens are prefilled where they decode", "engine",
+              "local prefill", sends=True, on=("cluster",)),
     GlobalKey("y", "y", "try_advice", "try the first advice", "engine", "try", sends=True, on=("steps",)),
-    GlobalKey("u", "u", "undo", "take the last change back", "engine", "undo", sends=True, on=("steps",)),
+    GlobalKey("u", "u", "undo", "take the last change back", "engine", "undo", sends=True,
+              on=("steps", "cluster")),
     GlobalKey("R", "R", "replay", "start or stop a replay", "engine", sends=True, on=("steps",)),
-)
+)  # fmt: skip
 SCRUB = {"left": -1, "right": 1, "shift+left": -10, "shift+right": 10}
 
 

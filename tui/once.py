@@ -15,7 +15,7 @@ import msgspec
 from engine.protocol import LiveLoad, Snapshot
 from tui import scene
 from tui.client import HttpEngine
-from tui.engine_api import Missing, NotAnEngine, Unreachable
+from tui.engine_api import ACluster, Missing, NotAnEngine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.focus import FIRST_FOCUS, Focus
@@ -97,6 +97,12 @@ async def run_once(
             print(totals_json(snapshot, await _loads(engine)))
         else:
             write_frame(await _observed(engine, url, focus, http.unchecked((url,))), *size, look, sys.stdout)
+    except ACluster as error:
+        if target is None:
+            return fail(f"{url}: {error}")
+        from tui.cluster.once import run_cluster_once
+
+        return await run_cluster_once(target, json, size, look, focus, http)
     except NotAnEngine as error:
         if target is None or every is None:
             return fail(f"{url}: {error}")

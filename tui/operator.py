@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,6 +20,18 @@ from tui.session import Session
 KEPT_CHANGES = 100
 
 Tell = Callable[[str, bool], None]  # words, and whether they are bad news
+
+
+class Hand(Protocol):
+    """What keys need to change what is shown, an engine or a cluster."""
+
+    def able(self) -> bool:
+        """Whether anything may be sent; tells why not."""
+        ...
+
+    async def change(self, changes: dict[str, Any]) -> None: ...
+
+    async def undo(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

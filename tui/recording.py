@@ -30,6 +30,7 @@ from engine.protocol import (
 )
 
 SOURCE_TAG = "source"  # of the first line of a recording of servers' metrics: see `tui.sources.items`
+CLUSTER_TAG = "cluster"  # and of one of a cluster's states: see `tui.cluster.recording`
 MAX_LINE = 1 << 29  # bytes; a snapshot of a million blocks has about 80 million
 MAX_BLANK = 1 << 16  # bytes of empty lines in a row: gzip makes a billion of them a small file
 MAX_HOLLOW = 1_000  # parts of a gzip file in a row with nothing in them
@@ -286,7 +287,7 @@ class Reading(Lines[T]):
             return found
         except UNDECODED:
             pass
-        if self._first and _begins_sources(text):
+        if self._first and _tag(text) == SOURCE_TAG:
             return RecordingError(f"{self.path} is a recording of servers' metrics, and not of an engine's steps")
         return super()._wrong(text, error)
 
@@ -303,14 +304,24 @@ def read_heads(path: Path) -> Reading[Head]:
 
 def is_of_sources(path: Path) -> bool:
     """Whether a recording is of servers' metrics, by its first line; else it may be an engine's, or none at all."""
+    return _first_tag(path) == SOURCE_TAG
+
+
+def is_of_cluster(path: Path) -> bool:
+    """Whether a recording is of a cluster's states, by its first line."""
+    return _first_tag(path) == CLUSTER_TAG
+
+
+def _first_tag(path: Path) -> str:
+    """Of the first line; empty where it has none that can be read."""
     try:
         lines = _FirstLine(path, bytes)
     except RecordingError:
-        return False
+        return ""
     try:
-        return _begins_sources(next(lines, b""))
+        return _tag(next(lines, b""))
     except RecordingError:
-        return False
+        return ""
     finally:
         lines.close()
 
@@ -322,11 +333,11 @@ class _FirstLine(Lines[bytes]):
         return self._decoded()
 
 
-def _begins_sources(line: bytes) -> bool:
+def _tag(line: bytes) -> str:
     try:
-        return _decode_tagged(line).type == SOURCE_TAG
+        return _decode_tagged(line).type
     except UNDECODED:
-        return False
+        return ""
 
 
 class _Unzipped(io.RawIOBase):

@@ -81,14 +81,31 @@ def arrange(width: int, height: int, frame: Frame) -> tuple[Place, ...]:
 
 
 def _of_servers(frame: Frame, width: int, top: int, body: int) -> tuple[Place, ...]:
-    """The table of a fleet has the whole screen; the panels of one server are side by side."""
+    """The table of a fleet has the whole screen; the panels of one server, or of a cluster, are side by side."""
     focus = frame.focus
     if frame.kind == "fleet":
         return (Place("fleet", 0, top, width, body),)
-    places = _dashboard(width, top, body, 0)
+    places = _of_cluster(frame, width, top, body) if frame.kind == "cluster" else _dashboard(width, top, body, 0)
     if focus.expanded or focus.panel not in {owner(place.name, sets.of(frame).names) for place in places}:
         places = (Place(focus.panel, 0, top, width, body),)
     return places
+
+
+def _of_cluster(frame: Frame, width: int, top: int, body: int) -> tuple[Place, ...]:
+    """Workers above, as high as there are any; what is moved, what prefills cost decodes and the router below."""
+    if width < 64 or body < 19:
+        return (Place("workers", 0, top, width, body),)
+    rows = max(map(len, frame.cluster.pools.values()), default=0) if frame.cluster is not None else 0
+    most = body - 12 if body < 30 else body * 3 // 5
+    high = max(8, min(most, rows + 6))
+    y, low, left = top + high, body - high, width // 2
+    router = low - 9 if low < 18 else 7
+    return (
+        Place("workers", 0, top, width, high),
+        Place("transfers", 0, y, left, low),
+        Place("interference", left, y, width - left, low - router),
+        Place("router", left, y + low - router, width - left, router),
+    )
 
 
 def _told(frame: Frame, width: int, body: int, blocks: int) -> int:
@@ -201,7 +218,7 @@ def _ascii(text: str) -> str:
     """Each character by one that is as wide."""
     if text.isascii():
         return text
-    text = text.replace(NOT_MEASURED, ASCII.dash).replace("≤ ", "<=").replace("≤", "<")
+    text = text.replace(NOT_MEASURED, ASCII.dash).replace("≤ ", "<=").replace("≤", "<").replace("µ", "u")
     return text.encode("ascii", "replace").decode()
 
 

@@ -26,11 +26,14 @@ from tui.texts import NO_TEXTS, Texts
 
 if TYPE_CHECKING:
     from tui.advice import Suggestion
+    from tui.cluster.view import ClusterView
     from tui.sources.view import FleetView, ServerView
 
-Phase = Literal["starting", "connecting", "live", "reconnecting", "down", "locked", "foreign", "ended"]
+Phase = Literal["starting", "connecting", "live", "reconnecting", "down", "locked", "foreign", "cluster", "ended"]
 
-Kind = Literal["steps", "server", "fleet"]  # of screen
+Kind = Literal["steps", "server", "fleet", "cluster"]  # of screen
+Unit = Literal["step", "look", "state"]
+UNITS: dict[Kind, Unit] = {"steps": "step", "server": "look", "fleet": "look", "cluster": "state"}  # of its past
 
 VIEW_STEPS = 400  # columns of the batch timeline that a view carries
 RATE_WINDOW = 5.0  # seconds over which "now" is averaged
@@ -41,6 +44,7 @@ COPIES_SHOWN = 0.5  # seconds for which copied blocks stay marked; those of the 
 class Link:
     """How the connection stands. `seconds` is how long it has; `lost` the records of the last gap, while fresh.
 
+    `cluster`: several engines answer there, and none of them alone.
     `down`: the engine's server answers, and `detail` is why the engine itself cannot. `locked`: it wants another key.
 
     `silent` is the seconds without a record while requests run: a long step, or an engine that hangs. `found` is what
@@ -62,14 +66,14 @@ class Link:
 class Past:
     """Record `seq` of those kept, `first` to `last`; `behind` are the seconds from it to the newest.
 
-    `unit` is what is counted: steps, or looks at a server's metrics.
+    `unit` is what is counted: steps, looks at a server's metrics, or states of a cluster.
     """
 
     first: int
     last: int
     seq: int
     behind: float
-    unit: Literal["step", "look"] = "step"
+    unit: Unit = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,8 @@ class Frame:
     `block_events`: what the kept records tell of the block that is inspected, as (step, words), the latest last.
     `loads`: what load generators told last of their runs against this engine. `server` is there instead of `view` where
     a server tells no steps; `fleet` instead of both where several are shown side by side.
-    `prefixes`: how the prefixes that `server` tells of read.
+    `prefixes`: how the prefixes that `server` tells of read. `cluster` is there instead of all three over a cluster
+    (`of_cluster`), once it has told its state.
     """
 
     status: Status
@@ -168,10 +173,21 @@ class Frame:
     server: ServerView | None = None
     fleet: FleetView | None = None
     prefixes: PrefixTexts = NOT_WATCHED
+    cluster: ClusterView | None = None
+    of_cluster: bool = False
 
     @property
     def kind(self) -> Kind:
+        if self.of_cluster:
+            return "cluster"
         return "fleet" if self.fleet is not None else "server" if self.server is not None else "steps"
+
+    @property
+    def opens(self) -> tuple[tuple[str, str], ...]:
+        """What can be shown alone of what is shown side by side: names, and where each is."""
+        if self.cluster is not None:
+            return tuple((worker.name, worker.path) for worker in self.cluster.state.workers)
+        return tuple((server.name, server.url) for server in self.fleet.servers) if self.fleet is not None else ()
 
     @property
     def unread(self) -> str:

@@ -54,7 +54,7 @@ from tests.fuzz.trace_readers import lengths_seeds, read_lengths, read_trace_as,
 from tests.loadgen.results.sample_runs import completed, failed, header, write_run
 from tests.tui.simulated import simulate
 from tui import options as screen_options
-from tui.client import UNDECODED, _events
+from tui.client import UNDECODED, events_of
 from tui.command_line import OPTIONS as SCREEN_OPTIONS
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.feed import Feed
@@ -113,8 +113,8 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _read_step_events(data: bytes, folder: Path) -> None:
-    whole = _run(_list(_events(_whole(data))))
-    pieces = _run(_list(_events(_cut(data, random.Random(len(data))))))
+    whole = _run(_list(events_of(_whole(data))))
+    pieces = _run(_list(events_of(_cut(data, random.Random(len(data))))))
     if pieces != whole:
         raise Wrong(f"cut in pieces {pieces} and not {whole}")
 

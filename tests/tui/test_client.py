@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from engine.protocol import PROTOCOL_VERSION, BlockText, Control, Gap, RequestText, encode
-from tui.client import HttpEngine, _events, _reason
+from tui.client import HttpEngine, _reason, events_of
 from tui.engine_api import Down, Locked, Missing, NotAnEngine, Refused, Unreachable
 from tui.sources.targets import HttpSettings
 
@@ -197,7 +197,7 @@ async def test_an_event_without_an_end_is_given_up(monkeypatch):
             yield b"data: " + b"x" * 50_000
 
     with pytest.raises(NotAnEngine, match="more than 200,000 bytes"):
-        async for _ in _events(chunks()):
+        async for _ in events_of(chunks()):
             pass
 
 
@@ -263,7 +263,7 @@ async def test_events_are_whole_however_they_are_cut(cut, raw):
         for start in range(0, len(raw), cut):
             yield raw[start : start + cut]
 
-    assert [data async for data in _events(chunks())] == [b"{1}", b"{2}"]
+    assert [data async for data in events_of(chunks())] == [b"{1}", b"{2}"]
 
 
 async def test_control_answers_and_refusals():

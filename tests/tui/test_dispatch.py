@@ -52,7 +52,7 @@ def test_places_cover_the_screen_once(live, size):
 def test_no_key_of_a_panel_is_one_that_works_everywhere(panel, size):
     from tui.keys import GLOBAL
 
-    taken = {word for key in GLOBAL for word in key.shown.split()}
+    taken = {word for key in GLOBAL if "steps" in key.on for word in key.shown.split()}
     for key in MODULES[panel].KEYS:
         assert not taken & set(key.keys.split()), key
 

@@ -86,6 +86,8 @@ def _link(frame: Frame, look: Look) -> Line:
             out = [(glyphs.down, "bad"), (f" {detail}", "bad")]
         case "foreign":
             out = [(glyphs.down, "bad"), (" not an engine", "bad")]
+        case "cluster":
+            out = [(glyphs.down, "warn"), (" engines of a cluster", "warn")]
         case "ended":
             out = [(glyphs.down, "bad"), (" the engine ended", "bad")]
     if link.found:

@@ -36,6 +36,16 @@ _SERVER_NOTES = (
     "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
     "Events: restarts, another server at that address, no answer and again one, missed KV events.",
 )
+_CLUSTER_NOTES = (
+    "— was not told, or not measured.",
+    "KV: held by requests, then cached, then free. Move: requests between two workers. In/s, out/s: tokens prefilled "
+    "and decoded a second, over the last 5 s. Hits: of the prompt tokens looked up, those found. Load: tokens "
+    "outstanding, as the router has it. Died: restarts.",
+    "Totals are of the workers that serve; shares are of all of it together.",
+    "Prefills beside decodes: i tells how that is measured, and of each worker.",
+    "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
+    "Events: workers that die, start, come and go, switches, failed transfers, an answer after none.",
+)
 
 
 def lines(frame: Frame, width: int, look: Look) -> list[Line]:
@@ -55,6 +65,9 @@ def lines(frame: Frame, width: int, look: Look) -> list[Line]:
     if frame.kind == "steps":
         sections.append(_section("the map", block_map.legend(look), cells))
         sections += [_section("the batch", _batch(look), cells), _notes(_NOTES, look, cells)]
+    elif frame.kind == "cluster":
+        sections.append(_section("a worker", _worker(look), cells))
+        sections.append(_notes(_CLUSTER_NOTES, look, cells))
     else:
         if frame.server is not None and frame.server.kv:
             sections.append(_section("the map by prefix", prefix_map.meanings(look), cells))
@@ -86,6 +99,19 @@ def _section(title: str, entries: Sequence[tuple[str, str, str]], cells: int) ->
         for at, words in enumerate(wrap(means, cells - _KEY)):
             out.append([(f" {'' if at else shown:<{_KEY - 2}} ", role), (words, "text")])
     return out
+
+
+def _worker(look: Look) -> list[tuple[str, str, str]]:
+    glyphs = look.glyphs
+    return [
+        (glyphs.live, "good", "ready"),
+        (glyphs.down, "warn", "starting"),
+        (glyphs.released, "warn", "draining: ends what it has, takes nothing new"),
+        (glyphs.aborted, "bad", "dead: its row says why"),
+        (glyphs.prefill, "speed", "KV that requests hold"),
+        (glyphs.cached, "cached", "cached, and free to be taken"),
+        (glyphs.free, "free", "free"),
+    ]
 
 
 def _batch(look: Look) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Which panels a frame has: those of a step stream, of one server that tells no steps, or of a fleet of them.
+"""Which panels a frame has: those of a step stream, of one server that tells no steps, of a fleet, or of a cluster.
 
 What few screens show is loaded when the first of them does.
 """
@@ -44,6 +44,8 @@ def of_kind(kind: Kind) -> PanelSet:
             return _fleet()
         case "server":
             return _server()
+        case "cluster":
+            return _cluster()
     return STEPS
 
 
@@ -65,3 +67,10 @@ def _server() -> PanelSet:
     from tui.panels.server import modules
 
     return PanelSet("server", PANELS, modules.MODULES, modules.TITLES, modules.PANELS)
+
+
+@cache
+def _cluster() -> PanelSet:
+    from tui.panels.cluster import modules
+
+    return PanelSet("cluster", modules.NAMES, modules.MODULES, modules.TITLES, modules.DRAWS)

@@ -48,14 +48,14 @@ class Redaction:
         match item:
             case SourceHead():
                 return msgspec.structs.replace(
-                    item, name=self._words(item.name), url=self._url(item.url), version=self._words(item.version)
+                    item, name=self.words(item.name), url=self._url(item.url), version=self.words(item.version)
                 )
             case Scrape():
                 return msgspec.structs.replace(item, text=self._page(item.text))
             case Failed():
-                return msgspec.structs.replace(item, reason=self._words(item.reason))
+                return msgspec.structs.replace(item, reason=self.words(item.reason))
             case KvLink():
-                endpoint, detail = self._endpoint(item.endpoint), self._words(item.detail)
+                endpoint, detail = self._endpoint(item.endpoint), self.words(item.detail)
                 return msgspec.structs.replace(item, endpoint=endpoint, detail=detail)
             case KvMessage():
                 return msgspec.structs.replace(
@@ -110,7 +110,7 @@ class Redaction:
         scheme, _, place = endpoint.partition("://")
         return f"ipc://{self._name(place)}" if scheme == "ipc" else self._url(endpoint)
 
-    def _words(self, text: str) -> str:
+    def words(self, text: str) -> str:
         """Of a person's or a program's words: URLs and paths in them, and what looks like a key."""
         text = _URL.sub(lambda found: self._endpoint(found[0]), text)
         text = _IN_TEXT.sub(lambda found: self._name(found[0]), text)

@@ -1,0 +1,1 @@
+"""A cluster of engines on the screen: its states followed, kept, recorded and played, and what can be switched."""

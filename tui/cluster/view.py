@@ -1,0 +1,79 @@
+"""A cluster at one moment: what follows from its state and from one a little earlier. Panels draw from this alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.cluster.protocol import ClusterControl, ClusterState, Role, WorkerState
+
+ROLES: tuple[Role, ...] = ("prefill", "decode", "replica")
+SIZES: dict[Role, str] = {"prefill": "prefill", "decode": "decode", "replica": "replicas"}  # fields of ClusterControl
+RATE_SECONDS = 5.0  # that rates are over, or less where the cluster has not been seen for so long
+LEAST_SECONDS = 0.2  # over which a rate means something
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """`before`: a state about `RATE_SECONDS` earlier; None: there is none. `control`: what is in force, or was accepted
+    just now."""
+
+    state: ClusterState
+    before: ClusterState | None
+    control: ClusterControl
+
+    @cached_property
+    def pools(self) -> dict[Role, tuple[WorkerState, ...]]:
+        """Workers by role, those roles that there are or that are wanted."""
+        found: dict[Role, list[WorkerState]] = {role: [] for role in ROLES}
+        for worker in self.state.workers:
+            found[worker.role].append(worker)
+        wanted = {role for role in ROLES if getattr(self.control, SIZES[role])}
+        return {role: tuple(workers) for role, workers in found.items() if workers or role in wanted}
+
+    @cached_property
+    def _earlier(self) -> dict[str, WorkerState]:
+        return {worker.name: worker for worker in self.before.workers} if self.before is not None else {}
+
+    def worker(self, name: str | None) -> WorkerState | None:
+        return next((worker for worker in self.state.workers if worker.name == name), None)
+
+    def rate(self, worker: WorkerState, counter: str) -> float | None:
+        """A counter's growth a second; None where the worker was not seen before, or was started again since."""
+        earlier = self._earlier.get(worker.name)
+        if earlier is None or self.before is None or not tells(worker) or not tells(earlier):
+            return None
+        seconds = self.state.time - self.before.time
+        if seconds < LEAST_SECONDS or earlier.restarts != worker.restarts or earlier.seq > worker.seq:
+            return None
+        grown: int = getattr(worker, counter) - getattr(earlier, counter)
+        return grown / seconds if grown >= 0 else None
+
+    def decisions_rate(self) -> float | None:
+        """Of the router, a second."""
+        if self.before is None or self.state.time - self.before.time < LEAST_SECONDS:
+            return None
+        grown = self.state.router.decisions - self.before.router.decisions
+        return grown / (self.state.time - self.before.time) if grown >= 0 else None
+
+
+def tells(worker: WorkerState) -> bool:
+    """Whether its counts are of now: those of a worker that does not serve are none."""
+    return worker.engine is not None and worker.phase in ("ready", "draining")
+
+
+def hit_rate(worker: WorkerState) -> float | None:
+    """Of the prompt tokens that were looked up, the share found cached."""
+    return worker.found_tokens / worker.looked_up_tokens if tells(worker) and worker.looked_up_tokens else None
+
+
+def held_share(worker: WorkerState) -> float | None:
+    """Of the pool, what requests hold."""
+    blocks = worker.engine.num_blocks if worker.engine is not None else 0
+    return worker.held_blocks / blocks if blocks and tells(worker) else None
+
+
+def cached_share(worker: WorkerState) -> float | None:
+    """Of the pool, what is cached and can be evicted."""
+    blocks = worker.engine.num_blocks if worker.engine is not None else 0
+    return worker.cached_blocks / blocks if blocks and tells(worker) else None
