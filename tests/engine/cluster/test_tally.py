@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
 
 import msgspec
 import pytest
 
 from engine.cluster.protocol import StepTimes, TransferTotals, WorkerState
 from engine.cluster.tally import WINDOW, WorkerTally
-from engine.protocol import (
-    Arrived,
-    Control,
-    Durations,
-    Joined,
-    Left,
-    Offered,
-    PoolTotals,
-    Queue,
-    Receiving,
-    Record,
-    Row,
-    SharingLedger,
-    Snapshot,
-    Transferred,
-    WasteLedger,
-)
+from engine.protocol import Control, Left, Offered, Receiving, Record, Snapshot
+from tests.engine.cluster.records import arrived, joined, record, transferred
 from tests.tui.simulated import simulate
 
 BARE = WorkerState("decode-0", "decode", "ready", "/workers/decode-0", "here")
 WRONG = "nobody came for it"
-
-
-def record(seq: int, *kinds: str, seconds: float = 0.0, **told: Any) -> Record:
-    """A step with a row of each kind, which took so long."""
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("arrived", "joined", "preempted", "held", "left", "released", "tables", "blocks"), ()
-    )
-    rows = tuple(Row(f"r{i}", kind, 1, 1, 0, kind == "decode") for i, kind in enumerate(kinds))
-    return Record(
-        seq=seq,
-        time=0.0,
-        control=Control(),
-        durations=Durations(0.0, 0.0, seconds, 0.0, 0.0),
-        rows=rows,
-        pool=PoolTotals(),
-        waste=WasteLedger(),
-        sharing=SharingLedger(),
-        queue=Queue(),
-        **nothing | told,
-    )
-
-
-def arrived(*requests: str) -> tuple[Arrived, ...]:
-    return tuple(Arrived(request, 40, 8, 0.0) for request in requests)
-
-
-def joined(request: str, **told: Any) -> Joined:
-    return Joined(request, 0, 40, "paged", resumed=False, **told)
-
-
-def transferred(request: str, side: Any, seconds: float = 0.5, error: str = "") -> Transferred:
-    return Transferred(request, f"lease-{request}", side, 3, 300, seconds, error)
 
 
 def statuses(tally: WorkerTally) -> dict[str, int]:
