@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import socket
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def own_host() -> str:
 class PoolMemory:
     """Zeroed memory for a pool. It takes pages as they are first used, as any other does, and has one size for good.
 
-    Raises OSError where there is none to be had.
+    Others find it as long as its `buffer`, or anything in it, lives. Raises OSError where there is none to be had.
     """
 
     def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
@@ -68,6 +69,7 @@ class PoolMemory:
         except BaseException:
             os.close(self._fd)
             raise
+        self._close = weakref.finalize(self.buffer, os.close, self._fd)
         if huge_pages:
             with contextlib.suppress(OSError, AttributeError):  # a kernel without them
                 self.buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -78,8 +80,8 @@ class PoolMemory:
         return PoolPlace(host, path, self.name, len(self.buffer), tuple(shape), tuple(strides), itemsize)
 
     def close(self) -> None:
-        """Nobody can map it any more; who has, keeps it. For tests: else it ends with the process."""
-        os.close(self._fd)
+        """Nobody can map it any more; who has, keeps it."""
+        self._close()
 
 
 def pool_in(buffer: mmap.mmap, place: PoolPlace) -> Pool:
