@@ -161,8 +161,9 @@ class Router:
         worker that is open does such work, or all that do are in `avoid`. Changes nothing but what is counted."""
         begun = time.perf_counter()
         pool = self._pool(ALL_ROLES if purpose == "whole" and not self.separate else ROLES[purpose])
-        if avoid:
-            pool = self._among([slot for slot in pool.slots if self._names[slot] not in avoid])
+        avoided = {slot for name in avoid if (slot := self._slots.get(name)) is not None and pool.bits >> slot & 1}
+        if avoided:
+            pool = self._among([slot for slot in pool.slots if slot not in avoided])
         if not pool.slots:
             return None
         names = names[: (prompt_tokens - 1) // self.block_size]  # one token at least is computed: its logits are needed

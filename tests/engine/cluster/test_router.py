@@ -158,7 +158,8 @@ def test_a_moved_token_is_worth_less_than_a_computed_one() -> None:
 def test_whoever_is_avoided_is_not_chosen() -> None:
     router = router_of(2)
     assert {router.choose("whole", 9, avoid=["replica-0"])} == {("replica-1", 0, False, False)}
-    assert router.choose("whole", 9, avoid=["replica-0", "replica-1"]) is None
+    assert router.choose("whole", 9, avoid=["replica-0", "replica-1", "nobody"]) is None
+    assert router.choose("whole", 9, avoid=["nobody"]) == ("replica-0", 0, False, False)
 
 
 def test_who_comes_late_gets_a_share_and_not_everything() -> None:
