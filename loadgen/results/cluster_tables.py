@@ -86,8 +86,8 @@ def _pools(cluster: Mapping[str, Any], parts: list[tuple[str, Mapping[str, Any]]
 def _transfers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """What went from one engine to another, by both of its ends."""
     caption = [
-        "gave: from the offer until it was acknowledged, or expired (failed). took: from having blocks for it until they",
-        "were filled; what failed was computed again.",
+        "gave: from the offer until it was acknowledged, or expired (failed). took: from having blocks for it until",
+        "they were filled; what failed was computed again.",
     ]
     told = [
         (f"{title} {verb}", _side(part, side, errors))
