@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cluster.block_index import prompt_names
+from engine.cluster.router import Router
 from engine.config import EngineConfig
+from engine.contents import HASH_DIGITS
 from engine.core_client import Aside, CoreClient, CoreProcess
 from engine.core_loop import CoreLoop
 from engine.faults import Faults
@@ -17,6 +19,7 @@ from engine.kv_endpoint import KvPublishing
 from engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from engine.kv_news import kv_news
 from engine.messages import Add, ClearCache, KvNews, Output, Outputs, Reply, Shutdown, Step
+from engine.protocol import decode_snapshot
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.watchdog import Watchdog
 from tests.engine.loops import Talk, recorder_of
@@ -94,28 +97,45 @@ def test_names_of_other_salts_are_others_and_only_full_blocks_have_one() -> None
     assert len({name for each in names.values() for name in each}) == 6
 
 
-async def test_an_engine_tells_its_process_what_it_publishes_to_others() -> None:
-    """A real one, on the model `tiny`: the blocks of a prompt, under the names that a router makes of it."""
-    asides: list[Aside] = []
-    ended = asyncio.Event()
+async def test_what_an_engine_tells_is_what_it_has() -> None:
+    """A real one, on the model `tiny`, that has to evict, and publishes to others too."""
+    router = Router(16)
+    router.add_worker("it", "replica")
+    removed = 0
+
+    def on_aside(aside: Aside) -> None:
+        nonlocal removed
+        assert isinstance(aside, KvNews)
+        removed += len(aside.removed)
+        router.take("it", aside)
+
     config = EngineConfig(
-        model="tiny", kv_memory=1 << 20, tell_kv=True, kv_events=KvPublishing("tcp://127.0.0.1:0"), threads=1
+        model="tiny", kv_memory=1 << 18, tell_kv=True, kv_events=KvPublishing("tcp://127.0.0.1:0"), threads=1
     )
-    core = CoreProcess(config)
-    client = CoreClient(core, lambda seq, json: None, on_aside=asides.append)
+    client = CoreClient(CoreProcess(config), lambda seq, json: None, on_aside=on_aside)
     running = asyncio.create_task(client.run(lambda ready: None))
     try:
-        assert await client.until_ready() is not None
-        prompt = tuple(range(3, 40))
-
-        def sink(output: Output) -> None:
-            if output.finished:
-                ended.set()
-
-        client.add(Add("a", prompt, SamplingParams(2, temperature=0.0, ignore_eos=True)), sink, "a")
-        await ended.wait()
+        info = await client.until_ready()
+        assert info is not None
+        last: tuple[int, ...] = ()
+        for number in range(3 * info.num_blocks // 6):  # of 6 blocks each
+            last = tuple((number * 7 + place) % 200 for place in range(100))
+            request = Add(f"r{number}", last, SamplingParams(2, temperature=0.0, ignore_eos=True))
+            client.add(request, lambda output: None, request.request)
+        await client.until_idle()
+        snapshot = decode_snapshot((await client.snapshot()).json)
+        has = set[str]()
+        for block in snapshot.blocks:
+            if block.hashed:
+                told = (await client.block_tokens(block.block, 0))[1].hash
+                assert told is not None
+                has.add(told)
+        known = router.cached("it")
+        assert {f"{name:016x}"[:HASH_DIGITS] for name in known} == has
+        assert removed > 0
+        assert known.issuperset(prompt_names(last, 16))
         await client.clear_cache()
-        assert asides == [KvNews(stored=prompt_names(prompt, 16)), KvNews(cleared=True)]
+        assert router.cached("it") == frozenset()
     finally:
         await client.shutdown()
         await running
