@@ -55,7 +55,7 @@ class Way:
 
 class Dispatcher:
     """All requests that live, by their names. `places` are the workers, by name, as they come and go; `changed` is
-    called when transfers do, `ended` with each that has."""
+    called when transfers do, `ended` with each that has. `soon` calls something when what is told now has been told."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Dispatcher:
         changed: Callable[[], None] = lambda: None,
         ended: Callable[[TransferDone], None] = lambda done: None,
         clock: Callable[[], float] = time.monotonic,
+        soon: Callable[[Callable[[], None]], object] = lambda done: asyncio.get_running_loop().call_soon(done),
     ) -> None:
         self.router = router
         self.control = control
@@ -76,6 +77,7 @@ class Dispatcher:
         self._changed = changed
         self._ended = ended
         self._clock = clock
+        self._soon = soon
         self._waiting: dict[Way, None] = {}
         self._placed: dict[str, Way] = {}  # by the lease that an engine has yet to take
         self._losing: set[CoreClient] = set()  # engines that are known to be gone, and what they had is to be moved
@@ -290,7 +292,7 @@ class Dispatcher:
         if output.unavailable:  # all that it had is told so, one by one
             if client not in self._losing:
                 self._losing.add(client)
-                asyncio.get_running_loop().call_soon(self.lost, client, way.at, output.error or "its engine died")
+                self._soon(partial(self.lost, client, way.at, f"{way.at}: {output.error}"))
             return
         told = journey.hear(output, leg)
         if told is None:

@@ -1,0 +1,280 @@
+"""Requests on their way through a cluster of mirrors: every state of a journey, and whatever may happen in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cluster.journey import MOST_MOVES
+from engine.cluster.protocol import ClusterControl
+from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
+from tests.engine.cluster.mirrors import LEASE_SECONDS, MirrorCluster
+from tests.engine.mirror import greedy
+
+PROMPT = list(range(10, 28))  # 18 tokens: four blocks of 4 and a half
+ONE_EACH = {"prefill": 1, "decode": 1}
+SEPARATE = ClusterControl(local_prefill=4, prefill=1, decode=1)
+
+
+def cluster(prefill: int = 1, decode: int = 1, replica: int = 0, **settings) -> MirrorCluster:
+    control = ClusterControl(
+        **{"local_prefill": 4, "prefill": prefill, "decode": decode, "replicas": replica} | settings
+    )
+    return MirrorCluster({"prefill": prefill, "decode": decode, "replica": replica}, control)
+
+
+def state(some: MirrorCluster, request: str = "r0") -> str:
+    way = some.dispatcher.live.get(request)
+    return "ended" if way is None else way.journey.state
+
+
+def brought_to(wanted: str, n: int = 1, timeout: float | None = None, **settings) -> MirrorCluster:
+    """A cluster of two with one request in this state."""
+    some = cluster()
+    some.add(PROMPT, greedy(12, ignore_eos=True, **settings), n, SchedulingParams(timeout=timeout))
+    if wanted in ("routed", "offered"):
+        some.kill("decode-0")
+    if wanted == "routed":
+        some.kill("prefill-0")
+    for name, until in (("prefill-0", ("offered", "placed")), ("decode-0", ("decoding",))):
+        for _ in range(20):
+            if state(some) == wanted or state(some) in until:
+                break
+            some.step(name)
+            some.tick()
+            some.deliver(name)
+    assert state(some) == wanted
+    return some
+
+
+STATES = ["routed", "prefill", "offered", "placed", "decoding"]
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"seed": 5}])
+def test_separated_answers_are_those_of_one_engine(n, settings):
+    some = cluster()
+    some.add(PROMPT, greedy(12, **settings), n)
+    some.run()
+    (done,) = some.done
+    assert (done.source, done.target, done.blocks, done.error) == ("prefill-0", "decode-0", 5, "")
+    assert some.workers["decode-0"].core.counters.prefill_tokens == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("reached", STATES)
+def test_an_abort_in_any_state_leaves_nothing_behind(reached, n):
+    some = brought_to(reached, n)
+    some.leave([request for request in some.asked])
+    assert state(some) == "ended"
+    some.run()
+
+
+@pytest.mark.parametrize("reached", STATES)
+def test_a_member_may_leave_in_any_state(reached):
+    some = brought_to(reached, 3)
+    some.leave(["r0.1"])
+    some.run()
+    assert [some.asked[one].finished for one in ("r0", "r0.1", "r0.2")] == ["length", None, "length"]
+
+
+@pytest.mark.parametrize("reached", STATES)
+def test_whoever_cancels_is_told(reached):
+    some = brought_to(reached, 2)
+    assert some.dispatcher.cancel("answer-r0") == ("r0", "r0.1")
+    assert [asked.finished for asked in some.asked.values()] == ["abort", "abort"]
+    some.run()
+
+
+def test_a_leader_that_is_cancelled_before_its_first_token_takes_its_siblings_along():
+    some = brought_to("prefill", 3)
+    assert set(some.dispatcher.cancel("r0")) == {"r0", "r0.1", "r0.2"}
+    some.run()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("reached", ["prefill", "offered", "placed", "decoding"])
+def test_a_death_in_any_state_costs_nobody_the_answer(reached, victim, n):
+    some = brought_to(reached, n)
+    some.kill(victim)
+    some.run()
+    assert {asked.finished for asked in some.asked.values()} == {"length"}
+
+
+def test_what_dies_with_its_engine_may_have_been_told_in_part():
+    for told in range(6):
+        some = brought_to("decoding", 2)
+        for _ in range(3):
+            some.step("decode-0")
+        some.kill("decode-0", told)
+        some.run()
+        assert {asked.finished for asked in some.asked.values()} == {"length"}
+
+
+def test_a_request_is_moved_so_many_times_and_no_more():
+    some = cluster(0, 1)
+    some.add(PROMPT, greedy(12, ignore_eos=True))
+    for death in range(1, MOST_MOVES + 2):
+        some.step("decode-0")
+        some.deliver("decode-0")
+        some.kill("decode-0")
+        assert (state(some) == "ended") == (death > MOST_MOVES)
+        some.restart("decode-0")
+    assert some.asked["r0"].finished == "error"
+    assert "it was killed" in some.asked["r0"].error
+    assert f"{MOST_MOVES} times" in some.asked["r0"].error
+    assert some.dispatcher.recovered == MOST_MOVES
+    some.run()
+
+
+def test_what_no_worker_can_take_waits_and_is_given_up_in_time():
+    some = cluster(0, 1)
+    some.kill("decode-0")
+    some.add(PROMPT, greedy(12))
+    some.dispatcher.review()
+    assert state(some) == "routed"
+    some.clock.now += 31
+    some.dispatcher.review()
+    assert some.asked["r0"].finished == "error"
+    some.run()
+
+
+@pytest.mark.parametrize("reached", ["routed", "offered"])
+def test_a_deadline_holds_while_no_engine_has_the_request(reached):
+    some = brought_to(reached, timeout=5.0)
+    some.clock.now += 5.1
+    some.dispatcher.review()
+    assert some.asked["r0"].finished == "deadline"
+    some.run()
+
+
+def test_a_deadline_counts_from_the_arrival_over_a_move():
+    some = cluster()
+    some.add(PROMPT, greedy(40, ignore_eos=True), scheduling=SchedulingParams(timeout=5.0))
+    some.step("prefill-0")
+    some.clock.now += 3.0
+    some.kill("prefill-0")
+    some.step("decode-0")
+    some.clock.now += 2.1
+    some.step("decode-0")
+    some.deliver("decode-0")
+    assert some.asked["r0"].finished == "deadline"
+    some.run()
+
+
+def test_an_offer_that_expired_is_computed_again():
+    some = brought_to("offered")
+    some.clock.now += LEASE_SECONDS + 1
+    some.step("prefill-0")
+    some.restart("decode-0")
+    some.run()
+    assert some.asked["r0"].finished == "length"
+    (done,) = some.done
+    assert done.error
+
+
+def test_a_family_that_was_lost_goes_on_one_by_one_with_its_own_seeds():
+    some = brought_to("decoding", 4, seed=3)
+    some.leave(["r0"])
+    some.kill("decode-0")
+    some.run()
+    assert [asked.finished for asked in some.asked.values()] == [None, "length", "length", "length"]
+
+
+def test_short_and_cached_prompts_are_prefilled_where_they_decode():
+    some = cluster(local_prefill=6)
+    some.add(PROMPT[:6], greedy(4))
+    some.run()
+    assert (some.dispatcher.local, some.dispatcher.leases.handed_over) == (1, 0)
+    some.add(PROMPT, greedy(4))
+    some.run()
+    assert (some.dispatcher.local, some.dispatcher.leases.handed_over) == (1, 1)
+    some.add([*PROMPT, 1, 2], greedy(4))  # all but the last is cached there by now
+    some.run()
+    assert (some.dispatcher.local, some.dispatcher.leases.handed_over) == (2, 1)
+
+
+def test_colocated_engines_serve_whole_requests_whatever_their_role():
+    some = cluster(1, 1, separate=False, routing="round_robin")
+    for _ in range(4):
+        some.add(PROMPT, greedy(4))
+    some.run()
+    assert some.dispatcher.leases.handed_over == 0
+    assert [some.router.routed(name) for name in some.workers] == [2, 2]
+
+
+def test_a_beam_search_is_whole_where_it_decodes_and_begins_again_after_a_death():
+    some = cluster()
+    beam = SamplingParams(8, temperature=0.0, beam=BeamParams(3))
+    some.add(PROMPT, beam, 3)
+    for _ in range(3):
+        some.step("decode-0")
+    some.kill("decode-0")
+    some.run()
+    assert some.asked["r0"].finished in ("stop", "length")
+    assert some.dispatcher.leases.handed_over == 0
+
+
+def test_a_beam_search_that_is_cancelled_tells_what_it_has():
+    some = cluster()
+    some.add(PROMPT, SamplingParams(20, temperature=0.0, ignore_eos=True, beam=BeamParams(3)), 3)
+    some.step("decode-0")
+    some.step("decode-0")
+    assert some.dispatcher.cancel("r0.2") == ("r0",)
+    some.run()
+    assert some.asked["r0"].finished == "abort"
+
+
+def test_cached_tokens_are_those_of_whoever_computed_the_prompt():
+    some = cluster()
+    some.add(PROMPT, greedy(4))
+    some.run()
+    assert set(some.asked["r0"].cached) == {0}
+    some.workers["decode-0"].core.clear_cache()
+    some.run()
+    some.add(PROMPT, greedy(4))
+    some.run()
+    assert some.dispatcher.leases.handed_over == 2
+    assert set(some.asked["r1"].cached) == {16}
+
+
+def test_scores_of_a_prompt_are_told_over_a_hand_over_and_a_death():
+    some = cluster()
+    some.add(PROMPT, greedy(12, ignore_eos=True, prompt_logprobs=0))
+    for name in ("prefill-0", "decode-0", "decode-0", "decode-0"):
+        some.step(name)
+        some.deliver(name)
+        some.tick()
+    assert some.asked["r0"].scores == len(PROMPT)
+    some.kill("decode-0")
+    some.run()
+    assert some.asked["r0"].finished == "length"
+
+
+def test_what_a_worker_that_is_drained_still_has_goes_on_elsewhere():
+    some = cluster(1, 2)
+    some.add(PROMPT, greedy(12, ignore_eos=True), 2)
+    while state(some) != "decoding":
+        some.tick()
+        for name in some.workers:
+            some.step(name)
+            some.deliver(name)
+    before = some.dispatcher.live["r0"].at
+    some.drain(before)
+    assert some.dispatcher.live["r0"].at not in ("", before)
+    some.run()
+    assert {asked.finished for asked in some.asked.values()} == {"length"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("how", ["leave", "drain"])
+def test_an_offer_that_crosses_an_abort_is_released(how, n):
+    some = brought_to("prefill", n)
+    while not some.workers["prefill-0"].core.scheduler.hand_over.sending:
+        some.step("prefill-0")
+    if how == "leave":
+        some.leave(list(some.asked))
+    else:
+        some.drain("prefill-0")
+    some.run()
+    assert not some.done
