@@ -68,7 +68,7 @@ def _bought(decided: Sequence[Verdict]) -> str:
     gains = [_group(_FIGURES[verdict.figure]) for verdict in decided if verdict.differs and _better(verdict)]
     losses = [_group(_FIGURES[verdict.figure]) for verdict in decided if verdict.differs and not _better(verdict)]
     throughput = _group(THROUGHPUT)
-    price = f" at the price of {_and(losses)}" if losses else ""
+    price = f", at the price of {_and(losses)}" if losses else ""
     if not gains:
         return f"no gain is shown{f', and it costs {_and(losses)}' if losses else ''}"
     not_throughput = "" if throughput in (*gains, *losses) else f", not {throughput}"

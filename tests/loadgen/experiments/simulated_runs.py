@@ -23,13 +23,15 @@ def write_run(
     slower: float = 1.0,
     noise: float = 0.02,
     failed: int = 0,
+    long_every: int | None = None,
     stopped_by: str | None = None,
     overwrite: bool = False,
 ) -> RunFile:
     """`requests` arrive by a Poisson process that is the same for all seeds, and take one of `slots` in turn.
 
     The whole run is slower by `slower` and by noise of its own, each request by noise of its own. The first `failed`
-    requests fail. Requests differ in length, the same ones for all seeds.
+    requests fail. Requests differ in length, the same ones for all seeds. Each `long_every`-th prompt has 3,000 tokens,
+    the others 100.
     """
     settings = settings or Settings(file="t.jsonl")
     work, luck = random.Random(7), random.Random(seed)
@@ -65,6 +67,7 @@ def write_run(
                     turn=0,
                     outcome=Outcome.CUT if bad else Outcome.COMPLETED,
                     scheduled=arrival,
+                    asked_input=None if long_every is None else 100 if index % long_every else 3000,
                     sent=arrival,
                     chunks=chunks[: tokens // 2] if bad else chunks,
                     ended=chunks[-1],
