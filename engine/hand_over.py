@@ -80,6 +80,7 @@ class HandOver:
         self.connector = connector
         self.receiving: dict[Request, None] = {}
         self.sending: dict[str, Request] = {}  # by lease; the first ends first
+        self.joined: set[Request] = set()  # since the last step: they are not preempted before their first one
         self.taken: list[Taken] = []  # to be told
         self._scheduler = scheduler
         self._lease_seconds = lease_seconds
@@ -91,6 +92,7 @@ class HandOver:
 
     def poll(self, now: float) -> None:
         """Take note of transfers and leases that have ended."""
+        self.joined.clear()
         if self.connector is None:
             return
         while self.sending:
@@ -280,12 +282,13 @@ class HandOver:
         kv.commit(request, incoming.tokens - found, scheduler.control.prefix_cache)
         scheduler.run(request)
         scheduler.tell_joined(request, incoming.prefix, received=(incoming.tokens - found, blocks))
-        for child in request.children:
+        children, request.children = request.children, []
+        self.joined.update((request, *children))
+        for child in children:
             child.parent = None
             del scheduler.unforked[child]
             child.found = request.found
             join(scheduler, request, child)
-        request.children = []
         if request.reason is not None:
             scheduler.end(request, request.reason)
 

@@ -31,6 +31,7 @@ class StepPlanner:
         self.budget = self.control.max_num_batched_tokens
         self.rows: dict[Request, PlannedRow] = {}
         self.prefills: list[Request] = []  # of those
+        self.joined = scheduler.hand_over.joined  # with this step: the record that tells of it can not take it back
         self.out_of_blocks = False  # a running request found none for its next tokens
 
     # Those that run
@@ -97,6 +98,8 @@ class StepPlanner:
         """Preempt the last of those that are not in this step until `request` fits, or itself."""
         while not self._schedule(request):
             victim = next(self._victims([request]), None)
+            if victim is None and request in self.joined:
+                return
             if victim is None and request.kind == "prefill" and (self.rows or self.scheduler.hand_over.is_waited_for):
                 return  # those in this step will end and make room, or other engines will
             self.scheduler.preempt(victim or request)
@@ -108,7 +111,9 @@ class StepPlanner:
         for other in reversed(self.scheduler.running):
             if other in requests or (other.beams is not None and other.beams is requests[0].beams):
                 return
-            if other.reason is None and other.table and self.rows.keys().isdisjoint(self.scheduler.members(other)):
+            if other.reason is not None or not other.table or other in self.joined:
+                continue
+            if self.rows.keys().isdisjoint(self.scheduler.members(other)):
                 yield other
 
     # Those that wait

@@ -339,8 +339,8 @@ class Handing:
                 assert output.finished is not None
                 offers.append(output.offer)
             if answer is not None and output.prompt_logprobs:
-                assert output.prompt_start == (answer.scores or 1)
-                answer.scores += len(output.prompt_logprobs) + (not answer.scores)
+                assert output.prompt_start <= max(1, answer.scores)  # again, where it was computed again
+                answer.scores = max(answer.scores, output.prompt_start + len(output.prompt_logprobs))
             if answer is None:  # its sender has left
                 if output.finished == "handed_over":
                     handed.append(name)

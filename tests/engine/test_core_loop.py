@@ -11,14 +11,29 @@ from engine import core_loop
 from engine.books import check_books
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.core_loop import ENTRIES_EVERY, IDLE_SECONDS, CoreLoop
+from engine.core_loop import ENTRIES_EVERY, IDLE_SECONDS, CoreLoop, Wake
 from engine.faults import Faults
 from engine.framing import BadFrame
 from engine.invariants import InvariantViolated
-from engine.messages import Abort, Add, GetSnapshot, ListRequests, Output, Outputs, Reply, Shutdown, Start, Step
+from engine.messages import (
+    Abort,
+    Add,
+    GetSnapshot,
+    ListRequests,
+    Output,
+    Outputs,
+    Pulled,
+    Release,
+    Reply,
+    Shutdown,
+    Start,
+    Step,
+    Taken,
+)
 from engine.protocol import Record, decode_item, decode_snapshot
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams
+from tests.engine.handing import Handing
 from tests.engine.loops import Talk, loop_of, recorder_of
 from tests.engine.mirror import greedy, mirror_core
 from tests.engine.test_books import exchange_hashes
@@ -31,11 +46,17 @@ class FullCore:
 
     has_work = False
 
-    def add(self, *_: object, arrived: float | None) -> None:
+    def add(self, *_: object, **__: object) -> None:
         raise RequestTooLarge("too large")
 
     def step(self) -> tuple[tuple[Output, ...], None]:
         return (), None
+
+    def tells_an_end_of(self, _: object) -> bool:
+        return False
+
+    def drain_taken(self) -> tuple[Taken, ...]:
+        return ()
 
 
 def test_a_request_that_can_never_fit_is_refused_and_the_loop_goes_on() -> None:
@@ -61,6 +82,9 @@ class IdleCore:
         self.steps += 1
         assert self.steps < 100, "the loop spins"
         return (), None
+
+    def drain_taken(self) -> tuple[Taken, ...]:
+        return ()
 
 
 class WatchedInbox:
@@ -283,4 +307,68 @@ def test_what_the_recorder_keeps_is_the_state_at_any_moment() -> None:
             if not core._has_news:
                 assert fold.to_snapshot() == core.snapshot()
     assert begun > 20, "it never began anew"
+    talk.told()
+
+
+def handing() -> Handing:
+    """One request was handed over, and waits to be placed."""
+    both = Handing()
+    both.add([1, 2, 3, 4, 5], greedy(4, ignore_eos=True))
+    both.step("p")
+    return both
+
+
+def test_a_lease_is_released_and_its_request_may_come_back_at_once() -> None:
+    both = handing()
+    core, offer = both.cores["p"], both.passing[0].offer
+    assert offer is not None
+    tokens = tuple(both.live["r0"].tokens)
+    again = Add("r0", (1, 2, 3, 4, 5), greedy(4, ignore_eos=True), generated=(tokens,))
+    talk = Talk(Release((offer.lease, "of another time")), again)
+    loop, fold = loop_of(core, talk.inbox, talk.sender), EngineFold(core.snapshot())
+    while core.has_work:
+        loop._drain()
+        loop._step()
+    told = talk.told()
+    assert [output.finished for output in outputs_of(told)] == [None, None, "length"]
+    records = [decode_item(message.json) for message in told if isinstance(message, Step)]
+    for record in records:
+        assert isinstance(record, Record)
+        fold.apply(record)
+    assert [left.reason for record in records for left in record.left] == ["handed_over", "length"]
+    assert fold.to_snapshot() == core.snapshot()
+
+
+@pytest.mark.parametrize("ends", ["by an abort", "refused", "it has blocks"])
+def test_an_offer_that_is_read_no_more_is_told(ends: str) -> None:
+    both = handing()
+    core, offer = both.cores["d"], both.passing[0].offer
+    assert offer is not None
+    sampling = greedy(1 if ends == "refused" else 4, ignore_eos=True)
+    talk = Talk(Add("r0", (1, 2, 3, 4, 5), sampling, offer=offer, generated=(tuple(both.live["r0"].tokens),)))
+    if ends == "by an abort":
+        talk.inbox.put(Abort(("r0",), "abort"))
+    loop = loop_of(core, talk.inbox, talk.sender)
+    for _ in range(6):
+        talk.inbox.put(Wake())  # nothing in itself, and nobody waits for the next frame
+        loop._drain()
+        loop._step()
+        both.tick()
+    told = talk.told()
+    (taken,) = [message for message in told if isinstance(message, Taken)]
+    assert (taken.request, taken.lease) == ("r0", offer.lease)
+    assert bool(taken.error) == (ends != "it has blocks")
+    refused = [output.refused for output in outputs_of(told) if output.finished == "error"]
+    assert refused == ([True] if ends == "refused" else [])
+
+
+def test_an_answer_to_a_pull_is_the_connectors_affair() -> None:
+    both, pulled = handing(), []
+    talk = Talk(Pulled("r0", "lease"), Shutdown())
+    loop_of(both.cores["p"], talk.inbox, talk.sender).run()  # this one never asks for any
+    both.connectors["d"].pulled = pulled.append  # type: ignore[attr-defined]
+    talk.inbox.put(Pulled("r0", "lease", "it broke off"))
+    talk.inbox.put(Shutdown())
+    loop_of(both.cores["d"], talk.inbox, talk.sender).run()
+    assert pulled == [Pulled("r0", "lease", "it broke off")]
     talk.told()

@@ -571,3 +571,12 @@ def test_an_offer_of_too_few_blocks_is_done_without():
     both.run()
     assert "3 blocks for 18 tokens" in both.taken[0].error
     assert both.ends == {"r0": "length"}
+
+
+def test_one_that_has_just_joined_is_not_preempted_in_the_same_step():
+    """The record that tells of both would tell the second first."""
+    both = Handing(blocks=(32, 2), block_size=16, max_model_len=32)
+    both.add([0], greedy(2), siblings=3)
+    both.run()
+    assert set(both.ends.values()) == {"length"}
+    assert both.cores["d"].counters.preemptions > 0

@@ -46,7 +46,7 @@ class HandOverMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 16]),
         sizes=st.tuples(st.sampled_from([1.0, 1.5, 3.0]), st.sampled_from([1.0, 1.5, 3.0])),
         host_blocks=st.sampled_from([40, 3, 0]),
-        lease=st.sampled_from([0.02, 0.2, 30.0]),
+        lease=st.sampled_from([0.1, 30.0, 30.0, 30.0]),
         control=CONTROLS,
     )
     def start(
@@ -127,9 +127,11 @@ class HandOverMachine(RuleBasedStateMachine):
         self.both.step(during)
         runner.during = self.both.tick  # type: ignore[attr-defined]
 
-    @rule(count=st.integers(1, 8), ticks=st.integers(0, 2))
-    def run(self, count: int, ticks: int) -> None:
+    @rule(count=st.integers(1, 8), ticks=st.integers(0, 2), places=st.booleans())
+    def run(self, count: int, ticks: int, places: bool) -> None:
         for _ in range(count):
+            for passing in list(self.both.passing) if places else ():
+                self.both.place(passing)
             for _ in range(ticks):
                 self.both.tick()
             self.both.step("p")
@@ -145,13 +147,13 @@ class HandOverMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.both.tick()
 
-    @rule(seconds=st.sampled_from([0.01, 0.1, 31.0]))
+    @rule(seconds=st.sampled_from([0.01, 0.01, 0.1, 31.0]))
     def wait(self, seconds: float) -> None:
         self.both.clock.now += seconds
 
-    @rule(which=st.integers(0, 30), side=SIDES)
-    def fail_transfer(self, which: int, side: Side) -> None:
-        connector = self.both.connectors[side]
+    @rule(which=st.integers(0, 30))
+    def fail_transfer(self, which: int) -> None:
+        connector = self.both.connectors["d"]
         if moving := sorted(connector.jobs):
             connector.fail(moving[which % len(moving)], "it broke off")
 
@@ -163,8 +165,11 @@ class HandOverMachine(RuleBasedStateMachine):
     def forget_to_release(self, releases: bool) -> None:
         self.both.releases = releases
 
-    @rule(side=SIDES)
-    def restart(self, side: Side) -> None:
+    @rule(side=SIDES, chance=st.integers(0, 3))
+    def restart(self, side: Side, chance: int) -> None:
+        if chance:
+            return
+        self.count(side)
         self.both.restart(side)
         self.both.check()
         REACHED["restarts"] += 1
@@ -219,9 +224,14 @@ class HandOverMachine(RuleBasedStateMachine):
         REACHED.update(both.reached)
         REACHED.update(f"ends by {reason}" for reason in both.ends.values())
         for side in ("p", "d"):
-            counters = both.cores[side].counters
-            for name in ("handed_over", "received", "received_blocks", "transfers_failed", "preemptions", "forks"):
-                REACHED[f"{side}: {name}"] += getattr(counters, name)
+            self.count(side)
+
+    def count(self, side: Side) -> None:
+        counters = self.both.cores[side].counters
+        for name in ("handed_over", "received", "received_blocks", "transfers_failed", "preemptions", "forks"):
+            REACHED[f"{side}: {name}"] += getattr(counters, name)
+        for record in self.both.records[side]:
+            REACHED.update(f"{side}: waits for {record.queue.head.cause}" for _ in range(1) if record.queue.head)
 
 
 STEPS = int(os.environ.get("PAGED_TOP_STATE_EXAMPLES", "60"))
