@@ -14,7 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ UNDER_WAY = 2  # requests at each engine while it is decided
 HEADER = 4  # bytes of a frame
 
 Names = tuple[int, ...]
+Result = TypeVar("Result")
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -48,13 +49,13 @@ class Cost(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, took: list[tuple[float, float]]) -> Cost:
         wall, own = (sorted(one) for one in zip(*took, strict=True))
-        at = [len(wall) // 2, len(wall) * 99 // 100, -1]
-        return cls(*(wall[place] * 1e6 for place in at), own[at[1]] * 1e6)
+        late = len(wall) * 99 // 100
+        return cls(wall[len(wall) // 2] * 1e6, wall[late] * 1e6, wall[-1] * 1e6, own[late] * 1e6)
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
+def timed(call: Callable[..., Result], *arguments: Any) -> tuple[Result, tuple[float, float]]:
     own, begun = time.thread_time(), time.perf_counter()
-    result = call()
+    result = call(*arguments)
     return result, (time.perf_counter() - begun, time.thread_time() - own)
 
 
@@ -111,14 +112,11 @@ def decide(fleet: Fleet, prompt: Callable[[], Names]) -> tuple[Cost, Cost]:
     choices, begins = [], []
     for _ in range(DECISIONS):
         names = prompt()
-        choice, took = timed(lambda names=names: router.choose("whole", PROMPT_TOKENS + 1, names))
+        choice, took = timed(router.choose, "whole", PROMPT_TOKENS + 1, names)
         choices.append(took)
-        tokens = choice.cached_tokens
-        work, took = timed(
-            lambda choice=choice, names=names, tokens=tokens: router.begin(
-                choice.worker, PROMPT_TOKENS + 1, tokens, names
-            )
-        )
+        if choice is None:
+            raise RuntimeError("no engine is open")
+        work, took = timed(router.begin, choice.worker, PROMPT_TOKENS + 1, choice.cached_tokens, names)
         begins.append(took)
         under_way.append(work)
         if len(under_way) > UNDER_WAY * len(fleet.engines):
@@ -143,9 +141,9 @@ def decisions(engines: int, blocks: int) -> Iterator[tuple[str, Cost]]:
     staggered = fleet.stagger()
     yield f"choose, staggered, {count:,} engines", decide(fleet, lambda: staggered)[0]
     tokens = [fleet.draw.randrange(50_000) for _ in range(PROMPT_TOKENS)]
-    hashing = [timed(lambda: prompt_names(tokens, BLOCK_SIZE))[1] for _ in range(1000)]
+    hashing = [timed(prompt_names, tokens, BLOCK_SIZE)[1] for _ in range(1000)]
     yield f"hashing a prompt of {PROMPT_TOKENS:,} tokens", Cost.of(hashing)
-    forgetting = [timed(lambda name=name: fleet.router.forget(name))[1] for name in fleet.engines[:200]]
+    forgetting = [timed(fleet.router.forget, name)[1] for name in fleet.engines[:200]]
     yield f"forgetting an engine of {blocks:,} blocks", Cost.of(forgetting)
 
 
