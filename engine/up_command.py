@@ -20,9 +20,7 @@ from engine.server.settings import ServeSettings
 if TYPE_CHECKING:
     from engine.cluster.ray.nodes import RayNodes
 
-MISSING = (
-    "up: Ray is not installed: pip install 'paged-top[ray]' (paged-engine serve --prefill N --decode M needs none)"
-)
+MISSING = "up: Ray is not installed: pip install 'paged-top[ray]'; paged-engine serve --prefill N --decode M needs none"
 
 
 def add_command(commands: Any) -> None:

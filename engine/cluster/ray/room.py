@@ -24,9 +24,10 @@ def lacking(asked: Sequence[Amounts], free: Mapping[str, Amounts]) -> str:
     names = sorted({name for one in asked for name in one})
     total = {name: sum(one.get(name, 0.0) for one in asked) for name in names}
     nodes = "; ".join(f"{node}: {_told({name: free[node].get(name, 0.0) for name in names})}" for node in free)
-    many = "1 engine asks" if len(asked) == 1 else f"{len(asked):,} engines ask"
     where = f"free are {nodes}" if free else "no node is alive"
-    return f"{many} for {_told(total)}, and {len(homeless):,} of them find no room: {where}"
+    if len(asked) == 1:
+        return f"1 engine asks for {_told(total)}, and finds no room: {where}"
+    return f"{len(asked):,} engines ask for {_told(total)}, and {len(homeless):,} of them find no room: {where}"
 
 
 def _fits(asked: Amounts, free: Amounts) -> bool:
