@@ -193,6 +193,8 @@ def check_transfer(config: EngineConfig, device: torch.device) -> None:
             f"transfer {config.transfer} hands over KV that lies in the memory of a CPU: --device must be cpu, not "
             f"{device}, or each engine must serve alone (transfer none)"
         )
+    if config.transfer != "none" and not hasattr(os, "memfd_create"):
+        raise SettingError(f"transfer {config.transfer} needs Linux, whose processes can map each other's memory")
     for name, value in (("lease_seconds", config.lease_seconds), ("transfer_seconds", config.transfer_seconds)):
         if not value > 0:
             raise SettingError(f"{name} must be above 0, not {value:g}")

@@ -195,7 +195,7 @@ class SharedMemoryConnector:
             raise PoolGone(_gone(offer)) from None
         except Unavailable as unavailable:
             raise Unavailable(f"{offer.engine}'s blocks cannot be read: {unavailable}") from None
-        for begin, target, count in runs(move.transfer.pairs):
+        for begin, target, count in runs(sorted(move.transfer.pairs)):  # pools often give blocks out backwards
             if move.cancelled:
                 raise Unavailable(CANCELLED)
             self._check_lease(offer)

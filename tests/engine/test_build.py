@@ -136,7 +136,7 @@ def test_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_device("cuda")
 
 
-def test_a_pool_on_a_gpu_cannot_be_read_by_others() -> None:
+def test_a_pool_that_others_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(TINY, transfer="shared_memory")
     with pytest.raises(
         SettingError, match=r"transfer shared_memory .* CPU: --device must be cpu, not cuda, or .* \(transfer none\)"
@@ -144,6 +144,9 @@ def test_a_pool_on_a_gpu_cannot_be_read_by_others() -> None:
         check_transfer(config, torch.device("cuda"))
     check_transfer(config, torch.device("cpu"))
     check_transfer(TINY, torch.device("cuda"))
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(SettingError, match="transfer shared_memory needs Linux"):
+        check_transfer(config, torch.device("cpu"))
 
 
 def test_an_engine_that_hands_over_has_its_pool_where_others_find_it() -> None:

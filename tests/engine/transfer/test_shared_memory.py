@@ -91,16 +91,19 @@ def mortal() -> Iterator[Peer]:
 
 
 @pytest.mark.parametrize(
-    "pairs", [SCATTERED, [(i, i + 7) for i in range(40)], [(3, 3)]], ids=["one by one", "run", "1"]
+    ("pairs", "pieces"),
+    [(SCATTERED, 24), ([(i, i + 7) for i in range(40)], 3), ([(39 - i, 46 - i) for i in range(40)], 3), ([(3, 3)], 1)],
+    ids=["one by one", "run", "backwards", "one"],
 )
 def test_blocks_arrive_where_they_should_and_nowhere_else(
-    taker: Taker, giver: Peer, pairs: list[tuple[int, int]]
+    taker: Taker, giver: Peer, pairs: list[tuple[int, int]], pieces: int
 ) -> None:
     transfer = taker.begin(giver.place, pairs)
     assert transfer.nbytes == len(pairs) * BLOCK_BYTES
     ended = taker.ended()
     assert (ended.request, ended.lease, ended.error) == ("a", "lease-1", "")
     taker.check(pairs)
+    assert taker.looks == pieces + 2  # at the clock: before each, after the last, and for the end
     assert taker.connector.poll() == []
     assert not taker.woken.acquire(blocking=False)
 
