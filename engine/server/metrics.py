@@ -77,12 +77,19 @@ class Metrics:
         self._running: set[str] = set()
         self._held: set[str] = set()
         self._sending: set[str] = set()
+        self._receiving: set[str] = set()
         self._seq = 0
         self.lost = False
 
         self._running_gauge = self._gauge("vllm:num_requests_running", "Requests in the batch")
         self._waiting_gauge = self._gauge("vllm:num_requests_waiting", "Requests in the queue")
         self._held_gauge = self._gauge("paged:num_requests_held", "Finished requests that keep their row (static)")
+        self._sending_gauge = self._gauge(
+            "paged:num_requests_sending", "Requests that go on in another engine, which has yet to take their blocks"
+        )
+        self._receiving_gauge = self._gauge(
+            "paged:num_requests_receiving", "Requests whose KV is on its way here from another engine"
+        )
         self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of blocks that requests hold, 0 to 1")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -91,14 +98,22 @@ class Metrics:
         )
         by_source = self._counters(
             "vllm:prompt_tokens_by_source",
-            "Prompt tokens of requests whose first token came: computed, or found in the prefix cache",
+            "Prompt tokens of requests whose first token came: computed, found in the prefix cache, or from another "
+            "engine",
             "source",
-            ("local_compute", "local_cache_hit"),
+            ("local_compute", "local_cache_hit", "external_kv_transfer"),
         )
         self._computed, self._found = by_source["local_compute"], by_source["local_cache_hit"]
+        self._prompt_received = by_source["external_kv_transfer"]
         self._prompt_cached = self._counter("vllm:prompt_tokens_cached", "Of vllm:prompt_tokens, found in a cache")
         self._hits_by_tier = self._counters(
             "vllm:prompt_tokens_cached_by_source", "vllm:prefix_cache_hits by what had them", "source", ("device",)
+        )
+        self._external_queries = self._counter(
+            "vllm:external_prefix_cache_queries", "Tokens whose KV was asked of another engine"
+        )
+        self._external_hits = self._counter(
+            "vllm:external_prefix_cache_hits", "Of vllm:external_prefix_cache_queries, those whose KV came"
         )
         sleep = self._gauges(
             "vllm:engine_sleep_state", "1 for the state in force; this engine never sleeps", "sleep_state"
@@ -175,6 +190,11 @@ class Metrics:
         self._swapped_out = self._counter("paged:swapped_out_blocks", "Blocks copied to host memory")
         self._swapped_in = self._counter("paged:swapped_in_blocks", "Blocks copied back from host memory")
         self._recomputed = self._counter("paged:recomputed_tokens", "Tokens whose KV was lost to preemption")
+        self._received = self._counter("paged:received_requests", "Requests whose KV came from another engine")
+        self._received_blocks = self._counter("paged:received_blocks", "Blocks filled by another engine's KV")
+        self._failed_transfers = self._counter(
+            "paged:failed_transfers", "Transfers of KV from or to another engine that came to nothing"
+        )
         self._expired = self._counter("paged:expired_requests", "Requests whose deadline passed")
         self._host_used = self._gauge("paged:host_blocks_used", "Blocks of the swap space in use")
         self._gauge("paged:host_blocks", "Blocks of the swap space").set(info.num_host_blocks)
@@ -207,8 +227,8 @@ class Metrics:
             self._running.discard(offered.request)
             self._sending.add(offered.request)
         for left in (*record.held, *record.left):
-            self._running.discard(left.request)
-            self._sending.discard(left.request)
+            for names in (self._running, self._sending, self._receiving):
+                names.discard(left.request)
             self._end(left.request, left.reason, record.time)
         self._held.update(left.request for left in record.held)
         self._held.difference_update(record.released)
@@ -231,12 +251,17 @@ class Metrics:
         self._swapped_out.raise_to(counters.swapped_out_blocks)
         self._swapped_in.raise_to(counters.swapped_in_blocks)
         self._recomputed.raise_to(counters.recomputed_tokens)
+        self._received.raise_to(counters.received)
+        self._received_blocks.raise_to(counters.received_blocks)
+        self._external_hits.raise_to(counters.received_tokens)
+        self._failed_transfers.raise_to(counters.transfers_failed)
         self._expired.raise_to(counters.expired)
         for reason, count in ended.items():
             self._ended[reason].raise_to(count)
         self._running = {r.request for r in snapshot.requests if r.status == "running"}
         self._held = {r.request for r in snapshot.requests if r.status == "held"}
         self._sending = {r.request for r in snapshot.requests if r.status == "sending"}
+        self._receiving = {r.request for r in snapshot.requests if r.status == "receiving"}
         self._live = {state.request: self._known(state) for state in snapshot.requests if state.status != "held"}
         for times in self._live.values():
             times.family.live = 0
@@ -269,10 +294,11 @@ class Metrics:
     def _end_life(self) -> None:
         self._ended["error"].add(len(self._live.keys() - self._sending))  # those go on elsewhere
         lived: dict[str, RequestTimes] | set[str]
-        for lived in (self._live, self._running, self._held, self._sending):
+        for lived in (self._live, self._running, self._held, self._sending, self._receiving):
             lived.clear()
         for gauge in (
             *(self._running_gauge, self._held_gauge, self._waiting_gauge, self._kv_usage),
+            *(self._sending_gauge, self._receiving_gauge),
             *(self._logical, self._physical, self._saved_bytes, self._host_used),
             *(self._blocks.labels(state=name, **self._labels) for name in PoolTotals.__struct_fields__),
             *(self._waste.labels(kind=name, **self._labels) for name in WasteLedger.__struct_fields__),
@@ -294,6 +320,7 @@ class Metrics:
             last_token=None,  # the next gap between tokens is not one between two neighbours
             generated=state.num_tokens - state.prompt_tokens,
             came_with=before.came_with if before is not None else 0,
+            received=before.received if before is not None else 0,
             preemptions=state.preemptions,
         )
 
@@ -307,6 +334,12 @@ class Metrics:
                 times.first_token, times.generated = arrived.time, arrived.generated_tokens
                 times.came_with = arrived.generated_tokens
             self._live[arrived.request] = times
+        for coming in record.receiving:
+            self._receiving.add(coming.request)
+            self._external_queries.add(coming.tokens)
+        for ended in record.transferred:
+            self._receiving.discard(ended.request)
+            self._failed_transfers.add(bool(ended.error))
         if record.joined:
             durations = record.durations
             begun = record.time - sum(msgspec.structs.astuple(durations)) + durations.publish
@@ -314,11 +347,16 @@ class Metrics:
                 self._running.add(joined.request)
                 self._forks.add(joined.parent is not None)
                 self._swapped_in.add(joined.swapped_blocks)
+                self._received.add(bool(joined.received_blocks))
+                self._received_blocks.add(joined.received_blocks)
+                self._external_hits.add(joined.received_tokens)
                 joining = self._live.get(joined.request)
                 if joining is not None and joining.joined is None:
                     joining.joined = max(begun, joining.arrived)
                     if not joined.resumed:
-                        joining.found = joined.cached_tokens + joined.received_tokens
+                        joining.received = joined.received_tokens
+                        # It may find generated tokens too, if it came with some.
+                        joining.found = min(joined.cached_tokens + joined.received_tokens, joining.prompt_tokens)
                         joining.shared = min(joined.shared_tokens, joining.prompt_tokens)
                         self._requests.joined(joining, joining.joined)
         for preempted in record.preempted:
@@ -342,9 +380,12 @@ class Metrics:
             times = self._live.get(row.request)
             if times is None:
                 continue
-            if times.first_token is None:
+            if times.generated == times.came_with:
+                if row.kind == "fork":  # one that is handed over with its parent never joins
+                    times.shared = times.prompt_tokens
                 self._prompt.add(times.prompt_tokens - times.shared)
-                self._found.add(times.found)
+                self._found.add(times.found - times.received)
+                self._prompt_received.add(times.received)
                 self._prompt_cached.add(times.found)
                 self._computed.add(times.computed)
             self._requests.sampled(times, row.sampled, record.time)
@@ -363,6 +404,8 @@ class Metrics:
     def _take_state(self, state: Record | Snapshot) -> None:
         self._running_gauge.set(len(self._running))
         self._held_gauge.set(len(self._held))
+        self._sending_gauge.set(len(self._sending))
+        self._receiving_gauge.set(len(self._receiving))
         self._waiting_gauge.set(state.queue.length)
         pool, sharing = state.pool, state.sharing
         self._kv_usage.set((self._num_blocks - pool.free - pool.cached) / self._num_blocks)

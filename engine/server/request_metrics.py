@@ -40,7 +40,8 @@ class RequestTimes(msgspec.Struct):
     max_tokens: int
     family: Family
     found: int = 0  # of its prompt's tokens, in the prefix cache at its first admission, or had from another engine
-    shared: int = 0  # of these, the parent's that it was forked off: neither computed nor looked up
+    received: int = 0  # of these, had from another engine
+    shared: int = 0  # of its prompt's tokens, the parent's that it was forked off: neither computed nor looked up
     joined: float | None = None
     first_token: float | None = None
     last_token: float | None = None

@@ -165,7 +165,9 @@ def test_a_request_that_came_with_tokens_has_its_first_one_elsewhere() -> None:
     assert counted(metrics, "vllm:time_to_first_token_seconds") == 0
     assert counted(metrics, "vllm:inter_token_latency_seconds") == 1
     assert counted(metrics, "vllm:e2e_request_latency_seconds") == 1
-    assert gauge(metrics, "vllm:prompt_tokens") == 0  # told where they were computed
+    assert gauge(metrics, "vllm:prompt_tokens") == 40
+    assert gauge(metrics, "vllm:prompt_tokens_by_source", source="external_kv_transfer") == 40
+    assert gauge(metrics, "vllm:prompt_tokens_by_source", source="local_compute") == 0
     for name, total in (
         ("request_prefill_kv_computed_tokens", 0),
         ("request_generation_tokens", 3),
