@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -438,3 +439,35 @@ def test_a_server_of_one_engine_says_that_it_is_no_cluster(server: Server, metho
         assert error["code"] == "no_cluster"
         assert "--prefill" in error["message"]
         assert error_of(single.get("/workers/0/engine/snapshot"), 404)["code"] is None
+
+
+# A death. The last, for it takes the engines' caches with it.
+
+
+def test_engines_that_die_come_back_under_their_names(cluster: Server, http: httpx.Client) -> None:
+    before = settled(http)
+    engines = children_of(cluster.process.pid)
+    assert len(engines) == len(ALL)
+    for engine in engines:
+        os.kill(engine, signal.SIGKILL)
+    gone = settled(http, lambda state: all(one.phase == "starting" for one in state.workers))
+    for one, was in zip(gone.workers, before.workers, strict=True):
+        assert "SIGKILL" in one.reason
+        assert (one.engine, one.seq, one.cached_blocks, one.decode_tokens) == (None, 0, 0, 0)
+        assert (one.sent, one.received, one.separated) == (was.sent, was.received, was.separated)
+        assert error_of(http.get(f"{one.path}/engine/snapshot"), 503)["code"] == "engine_not_ready"
+    assert http.get("/health").status_code == 503
+    up = values(families(http.get("/metrics").raise_for_status().content)["paged:engine_up"], "engine")
+    assert set(up) == {(name,) for name in ALL}
+    back = settled(http, lambda state: all(one.phase == "ready" for one in state.workers))
+    assert [(one.name, one.restarts, one.reason) for one in back.workers] == [(name, 1, "") for name in ALL]
+    complete(http)
+    after = settled(http)
+    assert after.workers[1].received.requests == before.workers[1].received.requests + 1
+    assert after.workers[1].seq < before.workers[1].seq
+
+
+def children_of(process: int) -> list[int]:
+    """Whichever of its threads started them."""
+    told = [task.read_text() for task in Path(f"/proc/{process}/task").glob("*/children")]
+    return [int(child) for child in " ".join(told).split()]
