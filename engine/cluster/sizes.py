@@ -59,7 +59,8 @@ def check(control: ClusterControl) -> None:
 def plan(control: ClusterControl, members: Sequence[Member]) -> Plan:
     """What brings these workers, in the order of their starts, to the numbers wanted.
 
-    Of too many the newest go. The last one that can serve does not go before another one can.
+    Of too many the newest go. The last one that can serve does not go before another one can. One that is dead is not
+    replaced: it would be so at once again, and is forgotten with the next change.
     """
     start: list[tuple[str, Role]] = []
     revive: list[str] = []
@@ -67,7 +68,7 @@ def plan(control: ClusterControl, members: Sequence[Member]) -> Plan:
     taken = {member.name for member in members}
     for role in FIELDS:
         mine = [member for member in members if member.role == role]
-        stay = [member for member in mine if member.phase in ("starting", "ready")]
+        stay = [member for member in mine if member.phase != "draining"]
         missing = wanted(control, role) - len(stay)
         if missing < 0:
             drain += [member.name for member in reversed(stay[missing:])]

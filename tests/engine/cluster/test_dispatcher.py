@@ -11,8 +11,6 @@ from tests.engine.cluster.mirrors import LEASE_SECONDS, MirrorCluster
 from tests.engine.mirror import greedy
 
 PROMPT = list(range(10, 28))  # 18 tokens: four blocks of 4 and a half
-ONE_EACH = {"prefill": 1, "decode": 1}
-SEPARATE = ClusterControl(local_prefill=4, prefill=1, decode=1)
 
 
 def cluster(prefill: int = 1, decode: int = 1, replica: int = 0, **settings) -> MirrorCluster:
@@ -64,7 +62,7 @@ def test_separated_answers_are_those_of_one_engine(n, settings):
 @pytest.mark.parametrize("reached", STATES)
 def test_an_abort_in_any_state_leaves_nothing_behind(reached, n):
     some = brought_to(reached, n)
-    some.leave([request for request in some.asked])
+    some.leave(list(some.asked))
     assert state(some) == "ended"
     some.run()
 

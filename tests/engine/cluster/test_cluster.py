@@ -1,0 +1,185 @@
+"""Real engines of `tiny` in one cluster: what they answer, and what becomes of it when they come, die and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from engine import supervisor
+from engine.cluster.protocol import ClusterControl
+from engine.cluster.sizes import ClusterControlError
+from engine.cluster.worker import WorkerSpec
+from engine.core_client import CallRefusedError, CoreProcess, EngineDiedError
+from engine.protocol import Control
+from engine.sampling_params import SamplingParams
+from engine.supervisor import GaveUp
+from tests.engine.cluster.clusters import TINY, Asked, named, running, settle, snapshot, until
+
+LONG = 100  # tokens: more than are prefilled where they decode
+
+
+def prompts(count: int, seed: int = 0, shared: int = 48) -> list[list[int]]:
+    """Long ones with a common beginning."""
+    chance = random.Random(seed)
+    begin = [chance.randrange(2, 200) for _ in range(shared)]
+    return [[*begin, *(chance.randrange(2, 200) for _ in range(LONG - shared + i))] for i in range(count)]
+
+
+def sampling(max_tokens: int = 12, **settings) -> SamplingParams:
+    return SamplingParams(max_tokens, **({"temperature": 0.0, "ignore_eos": True} | settings))
+
+
+class Work:
+    """Requests of several kinds, and what one engine alone answers them."""
+
+    def __init__(self, count: int = 6, max_tokens: int = 12) -> None:
+        self.wanted = [
+            (
+                prompt,
+                sampling(max_tokens, **({"temperature": 1.0, "seed": i} if i % 3 == 2 else {})),
+                4 if i % 3 == 1 else 1,
+            )
+            for i, prompt in enumerate(prompts(count))
+        ]
+
+    async def answers(self, cluster, name: str = "r") -> list[list[list[int]]]:
+        asked = [Asked(cluster, f"{name}{i}", *wanted) for i, wanted in enumerate(self.wanted)]
+        return [await one.tokens() for one in asked]
+
+
+async def test_separated_and_colocated_engines_answer_as_one_does():
+    work = Work()
+    async with running(ClusterControl(replicas=1)) as cluster:
+        alone = await work.answers(cluster)
+        await settle(cluster)
+        assert len(alone[1]) == 4
+    async with running(ClusterControl(prefill=2, decode=1, routing="round_robin")) as cluster:
+        assert await work.answers(cluster, "two") == alone
+        assert cluster.router_state().handed_over == 6
+        assert not any(done.error for done in cluster.recent)
+        assert {done.source for done in cluster.recent} == {"prefill-0", "prefill-1"}
+        await settle(cluster)
+        assert await work.answers(cluster, "again") == alone, "with what is cached"
+        await cluster.change(ClusterControl(prefill=2, decode=1, separate=False))
+        assert await work.answers(cluster, "colocated") == alone
+        await settle(cluster)
+        counts = {worker.name: (await snapshot(worker)).counters for worker in cluster.workers}
+        assert counts["decode-0"].received > 0
+        await cluster.client.clear_cache()
+        await cluster.change(ClusterControl(prefill=1, decode=2, replicas=1, routing="round_robin"))
+        await until(
+            lambda: (
+                {worker.name: worker.phase for worker in cluster.workers}
+                == dict.fromkeys(["prefill-0", "decode-0", "decode-1", "replica-0"], "ready")
+            )
+        )
+        assert await work.answers(cluster, "other") == alone
+        await settle(cluster)
+
+
+async def test_deaths_at_any_time_cost_nobody_an_answer_or_a_block(monkeypatch):
+    monkeypatch.setattr(supervisor, "BACK_OFF", (0.0,))
+    await deaths(3)
+
+
+async def deaths(count: int) -> int:
+    """Engines are killed while requests run: each request ends with what one engine answers, or with an error that
+    says what happened. Returns how many did with an error."""
+    chance = random.Random(count)
+    failed = 0
+    async with running(ClusterControl(prefill=1, decode=1)) as cluster:
+        work = Work(6, 24)
+        alone = await work.answers(cluster, "alone")
+        await settle(cluster)
+        for death in range(count):
+            await cluster.client.clear_cache()
+            asked = [Asked(cluster, f"d{death}-{i}", *wanted) for i, wanted in enumerate(work.wanted)]
+            await asyncio.sleep(chance.uniform(0.0, 0.25))
+            victim = named(cluster, chance.choice(["prefill-0", "decode-0"]))
+            core = victim.core
+            assert isinstance(core, CoreProcess)
+            core.kill()
+            for one, expected in zip(asked, alone, strict=True):
+                for heard, tokens in zip(await one.ended(), expected, strict=True):
+                    if heard.finished == "error":
+                        assert "SIGKILL" in heard.error
+                        failed += 1
+                    else:
+                        assert (heard.finished, heard.tokens) == ("length", tokens)
+            await until(lambda number=death + 1: cluster.restarts == number)
+            await until(lambda: all(worker.phase == "ready" for worker in cluster.workers))
+            await settle(cluster)
+        assert sum(worker.restarts for worker in cluster.workers) == count
+        assert cluster.restarts == count
+    return failed
+
+
+async def test_scaling_under_load_loses_nothing():
+    work = Work(6, 40)
+    async with running(ClusterControl(prefill=1, decode=1), drain_timeout=0.2) as cluster:
+        alone = await work.answers(cluster)
+        sizes = [(2, 2, 0), (0, 1, 1), (1, 0, 1), (1, 2, 0)]
+        rounds = []
+        for number, (prefill, decode, replicas) in enumerate(sizes):
+            rounds.append(asyncio.create_task(work.answers(cluster, f"s{number}-")))
+            await cluster.change(ClusterControl(prefill=prefill, decode=decode, replicas=replicas))
+            await asyncio.sleep(0.3)
+        for answers in rounds:
+            assert await answers == alone
+        wanted = {"prefill-0", "decode-0", "decode-1"}
+        await until(lambda: {worker.name for worker in cluster.workers if worker.phase == "ready"} == wanted)
+        await until(lambda: {worker.name for worker in cluster.workers} == wanted)
+        await settle(cluster)
+        with pytest.raises(ClusterControlError, match=r"^decode: "):
+            await cluster.change(ClusterControl(prefill=3))
+        assert cluster.control == ClusterControl(prefill=1, decode=2)
+
+
+async def test_an_engine_that_comes_later_has_the_control_in_force():
+    async with running(ClusterControl(replicas=1)) as cluster:
+        in_force = await cluster.client.patch_control(lambda control: Control(max_num_seqs=7))
+        assert in_force.control == Control(max_num_seqs=7)
+        await cluster.change(ClusterControl(replicas=1, decode=1))
+        decode = await until(lambda: next((one for one in cluster.workers if one.name == "decode-0"), None))
+        await until(lambda: decode.phase == "ready")
+        assert (await snapshot(decode)).control == Control(max_num_seqs=7)
+        # Whoever hands over or takes over cannot be static: then nobody is.
+        with pytest.raises(CallRefusedError, match=r"^batching"):
+            await cluster.client.patch_control(lambda control: Control(batching="static"))
+        for worker in cluster.workers:
+            assert (await snapshot(worker)).control == Control(max_num_seqs=7)
+
+
+async def test_one_that_cannot_start_says_so_by_its_name():
+    with pytest.raises(GaveUp, match=r"replica-0: .*kv-memory") as raised:
+        async with running(ClusterControl(replicas=1), replace(TINY, kv_memory=16)):
+            pass
+    assert raised.value.unusable
+
+
+async def test_without_restarts_a_cluster_lasts_as_long_as_somebody_serves():
+    async with running(ClusterControl(replicas=2), max_restarts=0) as cluster:
+        first, second = cluster.workers
+        assert first.core is not None
+        assert second.core is not None
+        first.core.kill()
+        await until(lambda: first.phase == "dead")
+        assert "SIGKILL" in first.reason
+        assert cluster.missing is None
+        second.core.kill()
+        await until(lambda: cluster.client.death)
+        with pytest.raises(EngineDiedError, match=r"replica-1: .*SIGKILL"):
+            Asked(cluster, "late", [5], sampling(), 1)
+
+
+async def test_engines_that_compute_other_things_are_not_let_beside_each_other():
+    def start(spec: WorkerSpec) -> CoreProcess:
+        return CoreProcess(replace(spec.config, seed=7) if spec.role == "decode" else spec.config)
+
+    with pytest.raises(GaveUp, match="cannot serve beside") as raised:
+        async with running(ClusterControl(prefill=1, decode=1), start=start):
+            pass
+    assert raised.value.unusable
