@@ -324,18 +324,18 @@ class PagedTop(App[int]):
         self._look_at(inspecting=not self.focus_now.inspecting, inspect_top=0)
 
     def action_expand(self) -> None:
-        self._look_at(expanded=not self.focus_now.expanded)
+        self._look_at(expanded=not self._focus.expanded)
 
     def action_panel(self, number: int) -> None:
         """To a panel; to the one in front again: over the whole screen, and back."""
         name = self._set.names[number - 1]
-        if self.focus_now.panel == name:
+        if self._focus.panel == name:
             self.action_expand()
         else:
             self._look_at(panel=name)
 
     def action_next_panel(self, by: int) -> None:
-        self._look_at(panel=dispatch.neighbour(self.focus_now.panel, by, self._set.names))
+        self._look_at(panel=dispatch.neighbour(self._focus.panel, by, self._set.names))
 
     async def action_back(self) -> None:
         out = back(self.focus_now, self._set.kind)
@@ -364,6 +364,11 @@ class PagedTop(App[int]):
     def _set(self) -> sets.PanelSet:
         return sets.of_kind(self.shown.kind)
 
+    @property
+    def _focus(self) -> Focus:
+        """With one of this screen's panels in front."""
+        return self._set.settled(self.focus_now)
+
     async def action_filter(self) -> None:
         """Of requests, servers, or workers."""
         focus, panel = self.focus_now, {"fleet": "fleet", "cluster": "workers"}.get(self._set.kind, "requests")
@@ -391,7 +396,7 @@ class PagedTop(App[int]):
         self.say(f"{self._frames:g} frames a second at most")
 
     def _look_at(self, **changes: Any) -> None:
-        self.focus_now = self.focus_now.but(**changes)
+        self.focus_now = self._focus.but(**changes)
         self.draw_soon()
 
     # Time

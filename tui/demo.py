@@ -75,7 +75,7 @@ async def _ready(session: Session, running: asyncio.Task[None]) -> bool:
             print(line, flush=True)
         told = len(session.log)
         link = session.link
-        gone = link.phase in ("foreign", "locked") or (link.phase == "connecting" and link.detail)
+        gone = link.phase in ("foreign", "locked", "cluster") or (link.phase == "connecting" and link.detail)
         if running.done() or session.error or gone:
             return False
         await asyncio.sleep(0.1)

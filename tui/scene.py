@@ -97,7 +97,7 @@ def _of_cluster(frame: Frame, width: int, top: int, body: int) -> tuple[Place, .
         return (Place("workers", 0, top, width, body),)
     rows = max(map(len, frame.cluster.pools.values()), default=0) if frame.cluster is not None else 0
     most = body - 12 if body < 30 else body * 3 // 5
-    high = max(8, min(most, rows + 6))
+    high = max(9, min(most, rows + 7))
     y, low, left = top + high, body - high, width // 2
     router = low - 9 if low < 18 else 7
     return (

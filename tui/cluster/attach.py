@@ -85,6 +85,7 @@ class ClusterAttach:
             self.target.url,
             secrets=self._secrets(self.target),
             unchecked=self._http.unchecked((self.target.url,)),
+            silent=lambda: feed.silent,
         )
 
     async def run(self) -> None:

@@ -37,7 +37,7 @@ class HttpCluster(HttpEngine):
         return await self._get(PATH)
 
     async def states(self) -> AsyncIterator[bytes]:
-        """Raises Unreachable when the stream ends, Missing where there is none to be had, NotAnEngine without a cluster."""
+        """Raises Unreachable when the stream ends, Missing where none is to be had, NotAnEngine without cluster."""
         timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, read=None)
         path = f"{PATH}/events"
         try:

@@ -30,6 +30,7 @@ class ClusterFeed:
         self._heard_at = clock()
         self._lost = False  # the connection was, since the last state
         self._news, self._news_until = "", 0.0
+        self._streams = False  # every change is told
         self._waiting: bytes | None = None  # the newest that came and was not taken
         self._came = asyncio.Event()
 
@@ -39,9 +40,9 @@ class ClusterFeed:
         return Link(self._phase, self._detail, now - self._since, news=self._news if now < self._news_until else "")
 
     @property
-    def age(self) -> float:
-        """Seconds since the last state came."""
-        return self._clock() - self._heard_at
+    def silent(self) -> float:
+        """Seconds for which nothing has changed: while connected to a stream of all changes, since the last state."""
+        return self._clock() - self._heard_at if self._phase == "live" and self._streams else 0.0
 
     async def run(self) -> None:
         """Follow it until cancelled."""
@@ -68,6 +69,7 @@ class ClusterFeed:
         try:
             await self._follow()
         except Missing:
+            self._streams = False
             while True:
                 self._take(await self.cluster.state())
                 await asyncio.sleep(POLL_SECONDS)
@@ -98,6 +100,7 @@ class ClusterFeed:
 
     async def _read(self) -> None:
         async for data in self.cluster.states():
+            self._streams = True
             self._waiting = data
             self._came.set()
 

@@ -49,7 +49,12 @@ async def run_cluster_once(
             return 0
         await asyncio.sleep(OBSERVED)  # so that there are rates
         status = Status(feed.link, target.url, readonly=True, unchecked=http.unchecked((target.url,)))
-        write_frame(Frame(status, None, focus, cluster=feed.states.newest(), of_cluster=True), *size, look, sys.stdout)
+        write_frame(
+            Frame(status, None, focus, cluster=feed.states.newest(silent=feed.silent), of_cluster=True),
+            *size,
+            look,
+            sys.stdout,
+        )
     except (NotAnEngine, Unreachable) as error:
         return fail(f"{target.url}: {error}")
     finally:

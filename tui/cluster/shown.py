@@ -35,13 +35,16 @@ class OfCluster:
         player: ClusterPlayer | None = None,
         secrets: Iterable[str] = (),
         unchecked: bool = False,
+        silent: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`cluster` None: `player` has the states. `link` says how the connection stands, `target` with whom."""
+        """`cluster` None: `player` has the states. `link` says how the connection stands, `target` with whom, and
+        `silent` for how many seconds nothing has changed."""
         self.states = states
         self.operator = ClusterOperator(cluster, states, readonly, tell)
         self.scrub = ClusterScrub(states, tell, player)
         self.recorder = ClusterSwitch(states, tell, secrets, player is not None)
-        self._link, self._target, self._player, self._unchecked = link, target, player, unchecked
+        self._link, self._target, self._player = link, target, player
+        self._unchecked, self._silent = unchecked, silent
 
     @property
     def heard(self) -> int:
@@ -64,7 +67,7 @@ class OfCluster:
             back=said.back,
             unchecked=self._unchecked,
         )
-        view = self.scrub.view or self.states.newest(self.operator.control)
+        view = self.scrub.view or self.states.newest(self.operator.control, self._silent())
         return Frame(status, None, focus, cluster=view, of_cluster=True)
 
     async def read(self, focus: Focus) -> None:

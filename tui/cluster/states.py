@@ -11,6 +11,7 @@ from tui.cluster.tape import BUDGET, ClusterTape
 from tui.cluster.view import RATE_SECONDS, ClusterView
 
 SPACING = 0.5  # seconds between two states that are kept whole, for rates
+QUIET = 0.5  # seconds in steps of which silence is told
 
 
 class ClusterStates:
@@ -47,18 +48,27 @@ class ClusterStates:
         if self.listener is not None:
             self.listener(state)
 
-    def newest(self, control: ClusterControl | None = None) -> ClusterView | None:
-        """The picture now; `control`: what was accepted meanwhile."""
+    def newest(self, control: ClusterControl | None = None, silent: float = 0.0) -> ClusterView | None:
+        """The picture now; `control`: what was accepted meanwhile. `silent`: for so many seconds nothing has changed,
+        as is known of a stream that tells every change."""
         state = self.state
         if state is None:
             return None
-        control = control or state.control
-        if self._view is None or self._view.control != control:
-            before = self._recent[0] if self._recent[0] is not state else None
-            self._view = ClusterView(state, before, control)
+        control, now = control or state.control, state.time + silent // QUIET * QUIET
+        if self._view is None or (self._view.control, self._view.now) != (control, now):
+            self._view = ClusterView(state, self._before(state, now), control, now)
         return self._view
 
     def past(self, seq: int) -> ClusterView:
         """The picture after state number `seq`, which is kept."""
         state, earlier = self.tape.state(seq), self.tape.earlier(seq, RATE_SECONDS)
-        return ClusterView(state, self.tape.state(earlier) if earlier is not None else None, state.control)
+        before = self.tape.state(earlier) if earlier is not None else None
+        return ClusterView(state, before, state.control, state.time)
+
+    def _before(self, state: ClusterState, now: float) -> ClusterState | None:
+        """The newest that is as old as rates are long, else the oldest."""
+        for known in (state, *reversed(self._recent)):
+            if known.time <= now - RATE_SECONDS:
+                return known
+        oldest = self._recent[0]
+        return oldest if oldest is not state or now > state.time else None

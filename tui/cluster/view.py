@@ -15,12 +15,13 @@ LEAST_SECONDS = 0.2  # over which a rate means something
 
 @dataclass(frozen=True)
 class ClusterView:
-    """`before`: a state about `RATE_SECONDS` earlier; None: there is none. `control`: what is in force, or was accepted
-    just now."""
+    """`before`: the state of about `RATE_SECONDS` before `now`; None: none is known. `control`: what is in force, or
+    was accepted just now. `now`: up to this moment on the cluster's clock nothing else happened than `state` tells."""
 
     state: ClusterState
     before: ClusterState | None
     control: ClusterControl
+    now: float
 
     @cached_property
     def pools(self) -> dict[Role, tuple[WorkerState, ...]]:
@@ -43,7 +44,7 @@ class ClusterView:
         earlier = self._earlier.get(worker.name)
         if earlier is None or self.before is None or not tells(worker) or not tells(earlier):
             return None
-        seconds = self.state.time - self.before.time
+        seconds = self.now - self.before.time
         if seconds < LEAST_SECONDS or earlier.restarts != worker.restarts or earlier.seq > worker.seq:
             return None
         grown: int = getattr(worker, counter) - getattr(earlier, counter)
@@ -51,10 +52,10 @@ class ClusterView:
 
     def decisions_rate(self) -> float | None:
         """Of the router, a second."""
-        if self.before is None or self.state.time - self.before.time < LEAST_SECONDS:
+        if self.before is None or self.now - self.before.time < LEAST_SECONDS:
             return None
         grown = self.state.router.decisions - self.before.router.decisions
-        return grown / (self.state.time - self.before.time) if grown >= 0 else None
+        return grown / (self.now - self.before.time) if grown >= 0 else None
 
 
 def tells(worker: WorkerState) -> bool:

@@ -305,6 +305,7 @@ def _waiting(frame: Frame, inner: int, rows: int) -> list[Line]:
         "down": f"the engine at {target} is down: {since}",
         "locked": f"{target} does not let this program in",
         "foreign": f"{target} is not a paged-engine",
+        "cluster": f"engines of a cluster answer at {target}",
         "ended": "the engine ended",
         "live": "reading the first snapshot",
     }[link.phase]

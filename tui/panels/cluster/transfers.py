@@ -12,7 +12,7 @@ from tui.cluster.view import ClusterView
 from tui.commands import Key, Reaction
 from tui.look import Look
 from tui.panels.cluster import steering
-from tui.panels.line import Line, box, clean, cut, fit, short_id
+from tui.panels.line import Line, box, clean, cut, fit, join, short_id
 from tui.view import Frame
 
 KEYS: tuple[Key, ...] = (Key("up down", "scroll"), Key("home end", "the first, the last"))
@@ -31,12 +31,12 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     inner, room = width - 2, height - 2
     lines = _lines(view, inner, look)
     top = _top(frame, len(lines), room)
-    bottom: Line = _totals(view)
+    bottom = join(_totals(view), ("", "text"), inner - 2)
     hidden = len(lines) - top - room
     more: Line = [(f"{hidden:,} more", "dim")] if hidden > 0 else []
     body = lines[top : top + room]
     title = _title(view, width)
-    return box(title, more, body, width, height, look.glyphs, bottom=bottom if width >= 40 else [], front=front)
+    return box(title, more, body, width, height, look.glyphs, bottom=bottom, front=front)
 
 
 def _top(frame: Frame, lines: int, room: int) -> int:
@@ -59,18 +59,18 @@ def _phases(flying: Sequence[TransferState]) -> str:
     return ", ".join(f"{counts[phase]:,} {phase}" for phase in _PHASES if counts[phase])
 
 
-def _totals(view: ClusterView) -> Line:
+def _totals(view: ClusterView) -> list[Line]:
     """All that came since the workers' names were first used."""
     came = [worker.received for worker in view.state.workers]
     sent = [worker.sent for worker in view.state.workers]
     requests, nbytes = sum(one.requests for one in came), sum(one.nbytes for one in came)
     failed, expired = sum(one.failed for one in (*came, *sent)), sum(one.expired for one in (*came, *sent))
-    line: Line = [(f" in all {requests:,}, {figures.size(nbytes)} ", "dim")]
+    parts: list[Line] = [[(f" {requests:,} in all, {figures.size(nbytes)} ", "dim")]]
     if failed:
-        line.append((f" {failed:,} failed ", "bad"))
+        parts.append([(f" {failed:,} failed ", "bad")])
     if expired:
-        line.append((f" {expired:,} expired ", "warn"))
-    return line
+        parts.append([(f" {expired:,} expired ", "warn")])
+    return parts
 
 
 def _lines(view: ClusterView, inner: int, look: Look) -> list[Line]:
@@ -132,7 +132,7 @@ def _flying(one: TransferState, inner: int, look: Look) -> Line:
 def _done(one: TransferDone, inner: int, look: Look) -> Line:
     line: Line = [(f"{_way(one.request, one.source, one.target, look):<{_WAY}}", "dim")]
     if one.error:
-        words = f" failed: {clean(one.error)}" if inner >= ROOMY else clean(one.error)
+        words = f" failed: {clean(one.error)}" if inner >= ROOMY else " failed"
         return cut([*line, (words, "bad")], inner, look.glyphs.more)
     if inner < ROOMY:
         return fit([*line, (f"{_size(one.nbytes):>{max(0, inner - _WAY - 1)}}", "text")], inner)

@@ -83,8 +83,8 @@ def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
         ("received", f"{count(worker.received_tokens)} prompt tokens from others"),
         ("load", f"{count(worker.load)} tokens outstanding"),
         ("routed", f"{figures.count(worker.routed)} requests"),
-        ("sent", _moved(worker.sent)),
-        ("got", _moved(worker.received)),
+        *_moved("sent", worker.sent),
+        *_moved("got", worker.received),
     ]
     lines: list[Line] = []
     for name, value in about:
@@ -99,10 +99,10 @@ def _pace(rate: float | None) -> str:
     return f"{figures.count(rate)}/s"
 
 
-def _moved(totals: TransferTotals) -> str:
+def _moved(name: str, totals: TransferTotals) -> list[tuple[str, str]]:
     """Requests that came or went, and what did not."""
     words = f"{figures.plural(totals.requests, 'request')}, {totals.blocks:,} blocks, {figures.size(totals.nbytes)}"
     if totals.seconds:
         words += f" in {figures.seconds(totals.seconds)}"
     bad = [f"{count:,} {what}" for count, what in ((totals.failed, "failed"), (totals.expired, "expired")) if count]
-    return ", ".join([words, *bad])
+    return [(name, words), *((("", ", ".join(bad)),) if bad else ())]

@@ -39,7 +39,7 @@ KEYS: tuple[Key, ...] = (
     Key("home end", "the first, the last"),
 )
 LEAST_POOL = 34  # cells of a pool, under which fewer are side by side
-ROOMY = 10  # lines from which on there is one for the worker under the cursor
+ROOMY = 9  # lines from which on there is one for the worker under the cursor
 HEADS = 2  # lines above a pool's rows
 answer = steering.answer
 detail = worker_detail.detail
