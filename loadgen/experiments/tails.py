@@ -48,17 +48,18 @@ def split_of(document: Document | None) -> int | None:
 def _said(verdict: Verdict, a: str) -> str:
     """`ITL of short prompts, p99, 0.31 of colocated's (21.0 against 68.1 ms)`."""
     figure = _FIGURES[verdict.figure]
-    if verdict.differs is None or verdict.change is None:
-        return f"{verdict.title}: not shown, {verdict.untold}"
+    if verdict.change is None:
+        return f"{verdict.title}: not told, {verdict.untold}"
     ratio = _ratio(verdict.change)
-    if not verdict.differs:
+    if verdict.differs is False:
         assert verdict.low is not None
         assert verdict.high is not None
         between = f"between {_ratio(verdict.low)} and {_ratio(verdict.high)} of {a}'s"
         return f"{verdict.title}: a difference is not shown ({ratio}, {between})"
     how = "of" if verdict.change < 0 else "times"
     unit = " ms" if figure.milliseconds else ""
-    return f"{verdict.title}, {ratio} {how} {a}'s ({text(verdict.b)} against {text(verdict.a)}{unit})"
+    unshown = "" if verdict.differs else ", not shown"
+    return f"{verdict.title}, {ratio} {how} {a}'s ({text(verdict.b)} against {text(verdict.a)}{unit}{unshown})"
 
 
 def _bought(decided: Sequence[Verdict]) -> str:
