@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +31,7 @@ class ClusterClient:
         self.info: EngineInfo | None = None  # None until one can serve
         self.death: EngineDiedError | None = None  # the cluster cannot be kept alive
         self.in_force: ControlInForce | None = ControlInForce(cluster.config.control, 0)
+        self._told: dict[str, Control] = {}  # by worker: what it last got of here; it may have been given another since
 
     @property
     def ready(self) -> bool:
@@ -71,7 +74,7 @@ class ClusterClient:
     async def requests(self) -> bytes:
         """Those of all workers, one after the other; `seq` is of none of them: 0. One that is being handed over is
         told by both."""
-        told = await asyncio.gather(*(client.requests() for client in self._clients()), return_exceptions=True)
+        told = await asyncio.gather(*(client.requests() for _, client in self._clients()), return_exceptions=True)
         found = [_decode_requests(one) for one in told if isinstance(one, bytes)]
         requests: list[LiveRequest] = [request for one in found for request in one.requests]
         return encode(
@@ -89,7 +92,7 @@ class ClusterClient:
     async def request_tokens(self, request: str, first: int, before: int) -> tuple[int, RequestTokens] | None:
         """Of whichever engine has most of it."""
         told = await asyncio.gather(
-            *(client.request_tokens(request, first, before) for client in self._clients()), return_exceptions=True
+            *(client.request_tokens(request, first, before) for _, client in self._clients()), return_exceptions=True
         )
         found = [one for one in told if one is not None and not isinstance(one, BaseException)]
         return max(found, key=lambda one: one[1].first + len(one[1].part.tokens), default=None)
@@ -100,7 +103,7 @@ class ClusterClient:
 
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix, of all workers."""
-        cleared = await asyncio.gather(*(client.clear_cache() for client in self._clients()))
+        cleared = await asyncio.gather(*(client.clear_cache() for _, client in self._clients()))
         return Cleared(sum(one.blocks for one in cleared), 0)
 
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
@@ -110,20 +113,23 @@ class ClusterClient:
 
     async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
         async with self._patching:
-            before = self.control
-            wanted = change(before)
-            changed: list[CoreClient] = []
+            wanted = change(self.control)
+            before: dict[CoreClient, Control] = {}
             seq = 0
             try:
-                for client in self._clients():
-                    try:
+                for name, client in self._clients():
+                    if client.in_force is None:
+                        continue
+                    with contextlib.suppress(EngineDiedError):  # the next one of its name is told when it is ready
+                        had = client.in_force.control
                         seq = max(seq, (await client.patch_control(lambda _: wanted)).seq)
-                    except EngineDiedError:
-                        continue  # the next one of its name is told when it is ready
-                    changed.append(client)
+                        before[client] = had
+                        self._told[name] = wanted
             except CallRefusedError:
-                for client in changed:
-                    await client.patch_control(lambda _: before)
+                for client, had in before.items():
+                    with contextlib.suppress(EngineDiedError):
+                        await client.patch_control(partial(_always, had))
+                self._told = dict.fromkeys(self._told, self.control)
                 raise
             self.in_force = ControlInForce(wanted, seq)
             return self.in_force
@@ -134,16 +140,26 @@ class ClusterClient:
         assert self.in_force is not None, "a cluster has a control from its start"
         return self.in_force.control
 
-    async def adopt(self, client: CoreClient) -> None:
-        """Have an engine that has just come take the control that holds by now."""
+    def begins(self, worker: str) -> Control:
+        """What a new worker begins with."""
+        self._told[worker] = self.control
+        return self.control
+
+    async def adopt(self, worker: str, client: CoreClient) -> None:
+        """Have an engine that has just come take what was decided while it was on its way."""
         async with self._patching:
-            if client.in_force is not None and client.in_force.control != self.control:
+            if self._told.get(worker) != self.control:
                 await client.patch_control(lambda _: self.control)
+                self._told[worker] = self.control
 
     async def shutdown(self, timeout: float = 3.0) -> None:
         await self._cluster.shutdown(timeout)
 
-    def _clients(self) -> list[CoreClient]:
-        """Those of engines that are ready."""
-        clients = (worker.client for worker in self._cluster.workers)
-        return [client for client in clients if client is not None and client.ready]
+    def _clients(self) -> list[tuple[str, CoreClient]]:
+        """Those of engines that are ready, with their workers' names."""
+        clients = [(worker.name, worker.client) for worker in self._cluster.workers]
+        return [(name, client) for name, client in clients if client is not None and client.ready]
+
+
+def _always(control: Control, before: Control) -> Control:
+    return control

@@ -223,7 +223,7 @@ class Cluster:
         config = msgspec.structs.replace(
             self.config,
             name=name,
-            control=self.client.control,
+            control=self.client.begins(name),
             transfer="none" if role == "replica" else self.config.transfer,
             tell_kv=True,
             faults=tuple(fault for whose, _, fault in faults if whose in ("", name)),
@@ -354,7 +354,7 @@ class Cluster:
             self._router.open(worker.name)
             if worker.restarts:
                 log.say(f"{worker.name} serves again", name="ready", restarts=worker.restarts)
-        self._spawn(self._adopt(client))
+        self._spawn(self._adopt(worker, client))
         self._note_change()
         self.dispatcher.serves()
         self._reconcile()
@@ -407,9 +407,9 @@ class Cluster:
         with contextlib.suppress(EngineDiedError):
             client.pulled(pull.request, pull.offer.lease, error)
 
-    async def _adopt(self, client: CoreClient) -> None:
+    async def _adopt(self, worker: Worker, client: CoreClient) -> None:
         with contextlib.suppress(EngineDiedError, CallRefusedError, CallFailedError):
-            await self.client.adopt(client)
+            await self.client.adopt(worker.name, client)
 
     async def _look(self) -> None:
         while True:
