@@ -241,8 +241,11 @@ class HandOver:
 
     def _give_up(self, request: Request, now: float, error: str) -> None:
         """Nothing can be had, or (without an `error`) nothing is missing."""
-        incoming, request.incoming = request.incoming, None
+        incoming = request.incoming
         assert incoming is not None
+        self._scheduler.waiting.remove(request)  # its place there may be another without the offer
+        request.incoming = None
+        self._scheduler.waiting.add(request)
         lease = incoming.offer.lease
         self.taken.append(Taken(request.id, lease, waited=now - incoming.told, error=error))
         self._scheduler.events.transferred.append(Transferred(request.id, lease, "received", 0, 0, 0.0, error))

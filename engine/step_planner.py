@@ -100,8 +100,8 @@ class StepPlanner:
             victim = next(self._victims([request]), None)
             if victim is None and request in self.joined:
                 return
-            if victim is None and request.kind == "prefill" and (self.rows or self.scheduler.hand_over.is_waited_for):
-                return  # those in this step will end and make room, or other engines will
+            if victim is None and request.kind == "prefill" and self.rows:
+                return  # those in this step will end and make room
             self.scheduler.preempt(victim or request)
             if victim is None:
                 return

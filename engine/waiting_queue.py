@@ -28,7 +28,8 @@ def priority_key(request: Request) -> Key:
 
 def shortest_key(request: Request) -> Key:
     """By the tokens to compute before it answers, whatever the prefix cache may know of them by then."""
-    return (request.num_tokens - request.num_swapped, request.sequence)
+    there = request.num_swapped if request.incoming is None else request.incoming.offer.tokens
+    return (request.num_tokens - there, request.sequence)
 
 
 def turn_key(request: Request) -> Key:

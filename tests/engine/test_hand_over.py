@@ -143,6 +143,25 @@ def test_a_transfer_that_fails_costs_time_alone(siblings):
     assert both.cores["d"].counters.received == 0
 
 
+def test_one_whose_transfer_failed_waits_with_nothing():
+    both = handed()
+    both.run()
+    both.add([7] * 8, greedy(20, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    handed(both, prompt=[*PROMPT[:14], 1, 2, 3, 4])
+    both.place(both.passing[0])
+    both.step("d")
+    assert both.folds["d"].requests["r2"].cached_tokens == 12
+    both.cores["d"].set_control(Control(max_num_seqs=1))
+    both.connectors["d"].fail("r2", "it broke off")
+    while both.connectors["d"].jobs:
+        both.tick()
+    both.step("d")
+    state = both.folds["d"].requests["r2"]
+    assert (state.status, state.cached_tokens, state.computed_tokens, state.table) == ("waiting", 0, 0, ())
+    both.run()
+
+
 def test_a_lease_that_nobody_acknowledges_ends():
     both = handed(Handing(lease_seconds=0.5))
     both.releases = False
@@ -187,18 +206,6 @@ def test_who_waits_for_blocks_that_leases_hold_waits_for_their_end():
     assert both.step("p")[1].rows
     both.run()
     assert both.ends == {"r0": "length", "r1": "length"}
-
-
-def test_a_prefill_that_leases_leave_no_blocks_keeps_what_it_has():
-    both = Handing(blocks=(8, 32), control=Control(max_num_batched_tokens=8), lease_seconds=2.0)
-    both.add([5] * 9, greedy(4, **ENDLESS))
-    both.add([6] * 20, greedy(4, **ENDLESS))
-    while not both.passing:
-        both.step("p")
-    for _ in range(8):
-        both.step("p")
-    assert both.cores["p"].counters.preemptions == 0
-    both.run()
 
 
 @pytest.mark.parametrize("reason", ["abort", "stop"])
@@ -332,18 +339,26 @@ def test_clearing_the_cache_takes_nothing_from_those_that_send_or_receive():
     assert both.cores["d"].counters.prefill_tokens == 0
 
 
-def test_those_that_receive_count_as_rows_and_are_never_preempted():
-    both = Handing(blocks=(64, 20), control=Control(max_num_seqs=2))
+def test_those_that_receive_count_as_rows():
+    both = Handing(blocks=(64, 64), control=Control(max_num_seqs=2))
     for index in range(3):
-        both.add([index] * 18, greedy(20, **ENDLESS))
-    while len(both.passing) < 3:
-        both.step("p")
-    for passing in list(both.passing):
-        both.place(passing)
-    _, record = both.step("d")
+        handed(both, prompt=[index] * 18)
+        both.place(both.passing[0])
+        _, record = both.step("d")
     assert sorted(statuses(both, "d").values()) == ["receiving", "receiving", "waiting"]
     assert record.queue.head.cause == "rows"
-    both.add([9] * 30, greedy(20, **ENDLESS), side="d", hand_over=False)
+    both.run()
+
+
+def test_blocks_are_left_for_those_that_run_and_for_forks():
+    both = Handing(blocks=(32, 12))
+    both.add([8] * 18, greedy(8, **ENDLESS), side="d", hand_over=False)
+    both.step("d")
+    handed(both, siblings=2)
+    both.place(both.passing[0])
+    _, record = both.step("d")
+    assert statuses(both, "d")["r1"] == "waiting", "seven blocks are free: five for it, one for r0, two for its forks"
+    assert (record.queue.head.cause, record.queue.head.needed_blocks) == ("blocks", 8)
     both.run()
 
 
@@ -365,18 +380,21 @@ def test_one_that_receives_is_not_taken_blocks_from_however_few_there_are():
 
 
 def test_blocks_that_are_moved_to_host_memory_are_received_into_only_then():
-    both = Handing(blocks=(32, 12), control=Control(preempt="swap"), host_blocks=20)
-    both.add([8] * 14, greedy(20, **ENDLESS), side="d", hand_over=False)
+    last = SchedulingParams(priority=5)
+    control = Control(preempt="swap", scheduling_policy="priority", max_num_seqs=1)
+    both = Handing(blocks=(32, 12), control=control, host_blocks=20)
+    both.add([8] * 14, greedy(20, **ENDLESS), 0, last, side="d", hand_over=False)
     both.step("d")
     handed(both)
     core = both.cores["d"]
+    held = set(core.scheduler.running[0].table)
     core.scheduler.preempt(core.scheduler.running[0])  # its blocks are read by the moves of the next step
-    core.set_control(Control(max_num_seqs=1))
-    core.scheduler.waiting.remove(request := core.scheduler.requests["r0"])
     both.place(both.passing[0])
-    core.scheduler.waiting.add(request)
+    both.step("d")
+    assert statuses(both, "d") == {"r0": "waiting", "r1": "receiving"}
+    assert held.intersection(core.scheduler.requests["r1"].table)
     both.run()
-    assert core.counters.swapped_out_blocks > 0
+    assert core.counters.swapped_in_blocks > 0
     assert both.ends == {"r0": "length", "r1": "length"}
 
 
@@ -580,3 +598,21 @@ def test_one_that_has_just_joined_is_not_preempted_in_the_same_step():
     both.run()
     assert set(both.ends.values()) == {"length"}
     assert both.cores["d"].counters.preemptions > 0
+
+
+def test_the_shortest_prefill_is_of_what_is_not_offered():
+    both = Handing(control=Control(scheduling_policy="shortest_prefill", max_num_seqs=1))
+    both.add([8] * 6, greedy(3, **ENDLESS), side="d", hand_over=False)
+    handed(both)
+    both.place(both.passing[0])
+    both.step("d")
+    assert statuses(both, "d") == {"r0": "waiting", "r1": "receiving"}
+    both.run()
+    both.connectors["d"].answer = "unreadable"
+    both.cores["d"].clear_cache()
+    both.add([9] * 6, greedy(3, **ENDLESS), side="d", hand_over=False)
+    handed(both)
+    both.place(both.passing[0])
+    both.step("d")
+    assert statuses(both, "d")["r3"] == "running", "it was first in turn when it turned out that nothing was to be had"
+    both.run()
