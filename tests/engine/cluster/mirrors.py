@@ -18,6 +18,7 @@ from engine.cluster.protocol import ClusterControl, Role, TransferDone
 from engine.cluster.router import Router
 from engine.core import seeded
 from engine.core_client import Aside, CoreClient
+from engine.kv_events import event_hash
 from engine.messages import Add, FromCore, KvNews, Output, Taken, ToCore
 from engine.protocol import Control, FinishReason, Record, decode_item
 from engine.sampling_params import SamplingParams, SchedulingParams
@@ -302,6 +303,9 @@ class MirrorCluster:
             assert not core.has_work, f"{name} has {core.scheduler.requests}"
             assert core.pool.num_available == core.info.num_blocks, f"{name} has lost a block"
             assert self.router.load(name) == 0.0
+            assert self.router.cached(name) == set(map(event_hash, core.pool.cache.by_hash))
             if worker.connector is not None:
                 assert not worker.connector.leases
                 assert not worker.connector.jobs
+        caches = (worker.core.pool.cache.by_hash for worker in self.workers.values())
+        assert self.router.indexed_blocks == len(set().union(*caches)), "what is on no way any more is expected"
