@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import Counter, deque
 
 import msgspec
@@ -161,27 +162,28 @@ class _Interference:
 
 
 class _StepTimes:
-    """Steps of one kind: their number and seconds in all, and the newest one by one."""
+    """Steps of one kind: their number and seconds in all, and the newest one by one, in the order that they came in and
+    in that of their length, so that percentiles cost nothing."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._seconds = 0.0
-        self._newest: deque[float] = deque(maxlen=WINDOW)
-        self._told = StepTimes()  # as of the last time that it was asked for: most do not change in between
+        self._newest: deque[float] = deque()
+        self._ordered: list[float] = []
 
     def add(self, seconds: float) -> None:
         self._steps += 1
         self._seconds += seconds
+        if len(self._newest) == WINDOW:
+            del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
         self._newest.append(seconds)
+        insort(self._ordered, seconds)
 
     def told(self) -> StepTimes:
-        if self._told.steps != self._steps:
-            ordered = sorted(self._newest)
-            p50, p99 = _percentile(ordered, 0.50), _percentile(ordered, 0.99)
-            self._told = StepTimes(self._steps, self._seconds, p50, p99, ordered[-1])
-        return self._told
+        if not self._steps:
+            return StepTimes()
+        return StepTimes(self._steps, self._seconds, self._percentile(0.50), self._percentile(0.99), self._ordered[-1])
 
-
-def _percentile(ordered: list[float], share: float) -> float:
-    """The least of these values that at least this share of them does not exceed."""
-    return ordered[math.ceil(share * len(ordered)) - 1]
+    def _percentile(self, share: float) -> float:
+        """The least of the newest that at least this share of them does not exceed."""
+        return self._ordered[math.ceil(share * len(self._ordered)) - 1]

@@ -84,7 +84,9 @@ class ClusterRoutes:
             if worker.service.metrics is not None:
                 worker.service.metrics.set_up(_serves(worker), worker.restarts)
                 found.append(worker.service.metrics)
-        body = cluster.metrics.text(cluster_state(cluster), found, service.refusals.counts, service.served_names[0])
+        refused, model = dict(service.refusals.counts), service.served_names[0]
+        # A worker takes some 5 ms: of many they would hold up the event loop.
+        body = await asyncio.to_thread(cluster.metrics.text, cluster_state(cluster), found, refused, model)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def of_one_worker(self, request: web.Request) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import count
 
 import msgspec
@@ -146,6 +147,20 @@ def test_percentiles_are_of_the_newest_steps_and_totals_of_all() -> None:
     told = tally.told(BARE).colocated.alone
     assert (told.steps, told.p99, told.max) == (WINDOW + 10, 0.001, 0.001)
     assert told.seconds == pytest.approx(10 + WINDOW / 1000)
+
+
+def test_percentiles_are_of_the_window_as_if_it_were_sorted_anew() -> None:
+    chance, tally, seen = random.Random(5), WorkerTally(), []
+    for seq in range(1, WINDOW + 300):
+        seen.append(chance.choice([chance.random(), 0.5]))  # many alike too
+        tally.take(record(seq, "decode", seconds=seen[-1]), separate=True)
+        if seq % 97 == 0:
+            told, window = tally.told(BARE).separated.alone, sorted(seen[-WINDOW:])
+            assert (told.p50, told.p99, told.max) == (
+                window[-(-len(window) // 2) - 1],
+                window[-(-len(window) * 99 // 100) - 1],
+                window[-1],
+            )
 
 
 def test_another_engine_under_the_name_begins_anew_but_times_and_transfers_go_on() -> None:
