@@ -48,7 +48,7 @@ class Way:
         self.at: str = ""
         self.client: CoreClient | None = None
         self.work: Work | None = None
-        self.been: list[CoreClient] = []  # engines that may still know its requests by their names
+        self.been: list[tuple[str, CoreClient]] = []  # whose engines may still know its requests by their names
         self.waits_since: float | None = None  # for a worker that can take it
         self.why = ""  # what last happened to the engine that had it
 
@@ -228,7 +228,7 @@ class Dispatcher:
 
     def _send_on(self, way: Way) -> None:
         """Have a worker do what is next; if none can, wait for one."""
-        avoid = {place.name for place in self._places.values() if place.client in way.been} if way.been else set()
+        avoid = {name for name, client in way.been if name in self._places and self._places[name].client is client}
         while True:
             chosen = self._choose(way, avoid)
             if chosen is None:
@@ -245,7 +245,7 @@ class Dispatcher:
     def _choose(self, way: Way, avoid: set[str]) -> tuple[str, int, bool] | None:
         """The worker, what it has cached of the prompt, and whether it is to hand the request over."""
         journey, router, control = way.journey, self.router, self.control
-        length, rows = len(journey.message.prompt), max(1, len(journey.live))
+        length, rows = len(journey.message.prompt), journey.rows
         purpose: Purpose = "whole" if journey.offer is None else "decode"
         target = router.choose(purpose, length, way.names, rows, avoid)
         if target is None:
@@ -267,10 +267,10 @@ class Dispatcher:
         journey, now = way.journey, self._clock()
         offer = journey.offer
         adds = (journey.prefill(now),) if is_prefill else journey.decode(now)
-        rows = 0 if is_prefill else len(journey.live)
+        rows = 0 if is_prefill else journey.rows
         length = len(journey.message.prompt)
         way.at, way.client = worker, client
-        way.been.append(client)
+        way.been.append((worker, client))
         way.work = self.router.begin(worker, length, cached, way.names, rows, computed=offer is not None)
         if offer is not None:
             self._placed[offer.lease] = way

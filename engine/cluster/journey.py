@@ -57,6 +57,12 @@ class Journey:
         return self._cached is not None or any(member.tokens for member in self.live.values())
 
     @property
+    def rows(self) -> int:
+        """Answers that an engine generates for it at once."""
+        beam = self.message.sampling.beam
+        return len(self.live) if beam is None else beam.width * len(self.live)
+
+    @property
     def is_at_engine(self) -> bool:
         return self.state in ("prefill", "placed", "decoding")
 
@@ -95,8 +101,8 @@ class Journey:
         if member is None or leg != self.leg or not self.is_at_engine:
             return None
         is_leader = output.request == self.message.request
-        if self._cached is not None:
-            output = msgspec.structs.replace(output, cached_tokens=self._cached if is_leader else 0)
+        if self._cached is not None and output.cached_tokens != (cached := self._cached if is_leader else 0):
+            output = msgspec.structs.replace(output, cached_tokens=cached)
         if output.token_id is not None:
             member.tokens.append(output.token_id)
             if is_leader and self._cached is None:

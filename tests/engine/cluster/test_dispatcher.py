@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.cluster.journey import MOST_MOVES
+from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from tests.engine.cluster.mirrors import LEASE_SECONDS, MirrorCluster
@@ -211,6 +212,14 @@ def test_a_beam_search_is_whole_where_it_decodes_and_begins_again_after_a_death(
     some.run()
     assert some.asked["r0"].finished in ("stop", "length")
     assert some.dispatcher.leases.handed_over == 0
+
+
+def test_a_beam_search_counts_at_its_worker_with_all_its_beams():
+    some = cluster()
+    some.add(PROMPT, SamplingParams(20, temperature=0.0, ignore_eos=True, beam=BeamParams(3)), 3)
+    assert some.router.load("decode-0") == len(PROMPT) + 3 * ANSWER_TOKENS
+    some.dispatcher.cancel("r0")
+    some.run()
 
 
 def test_a_beam_search_that_is_cancelled_tells_what_it_has():
