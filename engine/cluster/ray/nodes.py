@@ -18,7 +18,7 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 import msgspec
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from engine.cluster.cluster_file import ClusterPlan, PoolPlan
@@ -45,6 +45,7 @@ OF_POOLS = (  # fields of EngineConfig that pools may differ in; the others are 
     "step_timeout",
 )
 END_SECONDS = 5.0  # that engines have to end before Ray is left
+_log = logging.getLogger(__name__)
 
 
 class RayNodes:
@@ -179,6 +180,7 @@ def _free() -> dict[str, Amounts]:
 def _connect(address: str) -> None:
     """To the Ray cluster there, or to one that is started here. Raises CannotStart."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    worker.print_to_stdstream = _told_by_ray  # it prints the ends of its processes' logs, whatever it was told
     if address == LOCAL:
         settings |= {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
     elif address != AUTO:
@@ -204,6 +206,12 @@ def _connect(address: str) -> None:
             raise CannotStart(f"address {address}: no Ray cluster has answered there for {CONNECT_SECONDS:g} s")
     if failed:
         raise CannotStart(_why_not_connected(address, failed[0])) from failed[0]
+
+
+def _told_by_ray(told: dict[str, Any], *_: Any, **__: Any) -> None:
+    """What Ray would print: deaths, which are told here in our own words, with pages of its logs."""
+    for line in told.get("lines", ()):
+        _log.debug("Ray: %s", str(line).splitlines()[0] if line else "")
 
 
 def _why_not_connected(address: str, error: BaseException) -> str:
