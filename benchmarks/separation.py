@@ -16,14 +16,14 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import aiohttp
+import numpy as np
 from rich.console import Console
 
 from benchmarks.compare import tell_if_busy
@@ -36,16 +36,15 @@ from loadgen.command import Interrupt
 from loadgen.engine_process import EngineProcess, EngineStartError
 from loadgen.experiments.measuring import Bench
 from loadgen.keys import NO_KEYS
-from loadgen.metrics.classes import LONG, SHORT
 from loadgen.mix import Kind, Lengths, Mix, mixed
-from loadgen.outcome import Outcome
+from loadgen.outcome import Outcome, RequestRecord
 from loadgen.results.document import document
 from loadgen.results.run_file import RunFile
 from loadgen.settings import COLOCATED, SEPARATED, Settings
 from loadgen.synth import write_trace
 
 AIM = 0.5  # p99 ITL of chats, separated against colocated with prompts in one step: at most
-WARMUP, COOLDOWN = 0.15, 0.2  # of a run's seconds: left out of the figures
+WARMUP = 0.2  # of a run's seconds: left out of the figures
 FEW, MANY = 8, 48  # chats at once, when steps are measured first
 KV_MEMORY = "2GiB"  # of each worker: nothing is to be preempted
 TURNS = 200  # of a user: more than a run is long
@@ -74,38 +73,47 @@ WAYS = (
     Way("one engine, prompts in one step", None, False),
     Way("one engine, prompts in chunks", None, True),
 )
-FIGURES: tuple[tuple[str, str, str], ...] = (
-    *((SHORT, f"{part}_itl_ms", f"ITL of chats, {part} (ms)") for part in ("p50", "p90", "p99", "max")),
-    *((SHORT, f"{part}_ttft_scheduled_ms", f"TTFT of chats, {part} (ms)") for part in ("p50", "p90", "p99")),
-    *((LONG, f"{part}_ttft_scheduled_ms", f"TTFT of long prompts, {part} (ms)") for part in ("p50", "p90")),
-)
+CHATS, LONG = "chats", "long prompts"
+ITLS = {
+    f"ITL of chats, {name} (ms)": percent for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
+}
+P99, CHAT_TTFT, LONG_TTFT = "ITL of chats, p99 (ms)", "TTFT of chats, p90 (ms)", "TTFT of long prompts, p50 (ms)"
 THROUGHPUT, STOPPED = "output tokens/s", "gaps of chats that a long prompt stopped"
-P99 = "ITL of chats, p99 (ms)"
 
 
-class Ran(dict[str, float]):
-    """The figures of one run, by title."""
+Ran = dict[str, float]  # the figures of one run, by title
 
-    @classmethod
-    def of(cls, run: RunFile, speed: Speed) -> Ran:
-        """Raises CannotMeasure if a request failed, or there is no such figure."""
-        told = document(run)
-        classes: dict[str, Any] = told["classes"]["of"]
-        if told["summary"]["failed"]:
-            raise CannotMeasure(f"{told['label']}: {told['summary']['failures']}: {told['notes']}")
-        figures = cls({title: classes[of][name] for of, name, title in FIGURES})
-        figures[THROUGHPUT] = told["summary"]["output_throughput"]
-        gaps = [
-            after - before
-            for record in run.records()
-            if record.outcome is Outcome.COMPLETED and (record.input_tokens or 0) < LONG_PROMPT
-            for before, after in pairwise(record.chunks)
-        ]
-        if (stopped := stopped_share(gaps, speed.prefill)) is not None:
-            figures[STOPPED] = stopped
-        if missing := [title for title, value in figures.items() if value is None]:
-            raise CannotMeasure(f"{told['label']}: too few requests for {', '.join(missing)}: give more --seconds")
-        return figures
+
+def figures(records: Iterable[RequestRecord], window: tuple[float, float], speed: Speed) -> Ran:
+    """Of gaps that end, and requests that get their first token, within the window (seconds of the run).
+
+    By moments, not by requests: a chat may take longer than a run's beginning. Raises CannotMeasure if a request
+    failed, or there was nothing of a kind.
+    """
+    begin, end = window
+    gaps: list[float] = []
+    waits: dict[str, list[float]] = {CHATS: [], LONG: []}
+    tokens = 0.0
+    for record in records:
+        if record.outcome.failed:
+            raise CannotMeasure(f"{record.session}: {record.outcome}: {record.detail}")
+        if not record.chunks or record.scheduled is None or record.outcome is not Outcome.COMPLETED:
+            continue
+        of = LONG if (record.input_tokens or 0) >= LONG_PROMPT else CHATS
+        if begin <= record.chunks[0] < end:
+            waits[of].append(record.chunks[0] - record.scheduled)
+        inside = [(before, after) for before, after in pairwise(record.chunks) if begin <= after < end]
+        tokens += len(inside) * record.output_tokens / len(record.chunks)
+        if of == CHATS:
+            gaps += [after - before for before, after in inside]
+    if not gaps or not all(waits.values()):
+        raise CannotMeasure(f"nothing of some kind came between seconds {begin:g} and {end:g}: give more --seconds")
+    told = {title: float(np.percentile(gaps, percent)) * 1000 for title, percent in ITLS.items()}
+    for of, percents in ((CHATS, (50, 90, 99)), (LONG, (50, 90))):
+        told |= {f"TTFT of {of}, p{p} (ms)": float(np.percentile(waits[of], p)) * 1000 for p in percents}
+    stopped = stopped_share(gaps, speed.prefill)
+    assert stopped is not None
+    return told | {THROUGHPUT: tokens / (end - begin), STOPPED: stopped}
 
 
 class Measuring:
@@ -128,7 +136,7 @@ class Measuring:
             self._urls[cluster] = (await stack.enter_async_context(engine)).url
 
     async def run(self, way: Way, mix: Mix, label: str, seconds: float | None = None) -> RunFile:
-        """Play a mix; with `seconds` nothing is sent after these, and what is left out follows from them."""
+        """Play a mix; with `seconds` nothing is sent after these, and what goes on then comes to its end."""
         header, sessions = mixed(mix)
         trace = self._folder / "trace.jsonl"
         write_trace(header, sessions, trace)
@@ -138,8 +146,6 @@ class Measuring:
             pools=way.pools,
             control={"chunked_prefill": way.chunked},
             until=() if seconds is None else (f"time={seconds:g}s",),
-            warmup=None if seconds is None else f"{WARMUP * seconds:g}s",
-            cooldown=None if seconds is None else f"{COOLDOWN * seconds:g}s",
             timeout=600.0,
         )
         self._say(label)
@@ -154,7 +160,7 @@ class Measuring:
         few_chats = Kind(1.0, one, Lengths(1, 1), users=1)
         lone = Mix(few_chats, Kind(1 / 60, Lengths(LONG_PROMPT, LONG_PROMPT), one, users=1, turns=3), 60.0)
         told = document(await self.run(WHOLE, lone, "a long prompt alone"))
-        prefill = told["classes"]["of"][LONG]["p50_ttft_ms"] / 1000
+        prefill = told["classes"]["of"]["long"]["p50_ttft_ms"] / 1000
         steps = []
         for users in (FEW, MANY):
             chats = Kind(1.0, one, Lengths(96, 96), users=users)
@@ -184,7 +190,8 @@ async def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tu
             done = {}
             for way in order:
                 label = f"{number} of {options.rounds}: {way.name}"
-                done[way.name] = Ran.of(await measuring.run(way, mix, label, options.seconds), speed)
+                run = await measuring.run(way, mix, label, options.seconds)
+                done[way.name] = figures(run.records(), (WARMUP * options.seconds, options.seconds), speed)
             rounds.append(done)
     return speed, load, rounds
 
@@ -201,7 +208,6 @@ def ratios(rounds: Sequence[dict[str, Ran]], way: Way, against: Way, title: str)
 def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: argparse.Namespace) -> str:
     """In Markdown."""
     here = machine()
-    titles = [title for _, _, title in FIGURES] + [THROUGHPUT, STOPPED]
     lines = [
         "# Prefill and decode in separate pools, 2026-11-30",
         "",
@@ -215,12 +221,12 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         f"prompt takes {speed.prefill:.2f} s, a decode step {speed.step * 1000:.1f} ms and {speed.row * 1000:.2f} ms "
         "more for each row. Long prompts fill three quarters of a prefill worker; there are as many chats as it takes "
         "for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that p99 is one of them. How "
-        "many were, is in the last row.",
+        "many were, is in the last row. The first fifth of each run is left out.",
         "",
         f"| | {' | '.join(way.name for way in WAYS)} |",
         f"| --- |{' ---: |' * len(WAYS)}",
     ]
-    for title in titles:
+    for title in rounds[0][WHOLE.name]:
         cells = (_cell(title, median(rounds, way, title)) for way in WAYS)
         lines.append(f"| {title} | {' | '.join(cells)} |")
     lines += [
@@ -230,7 +236,7 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         f"| {SEPARATE.name} against | p99 ITL of chats | p90 TTFT of chats | p50 TTFT of long prompts | tokens/s |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    compared = (P99, "TTFT of chats, p90 (ms)", "TTFT of long prompts, p50 (ms)", THROUGHPUT)
+    compared = (P99, CHAT_TTFT, LONG_TTFT, THROUGHPUT)
     for way in WAYS:
         if way is not SEPARATE:
             cells = (_ratio(ratios(rounds, SEPARATE, way, title)) for title in compared)
