@@ -403,7 +403,7 @@ ENDINGS: dict[FinishReason, str] = {
 class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
     """The whole state after record `seq` (0: before the first). Blocks that are free are not listed.
 
-    Requests come in the order of their arrival, those that run before those that wait.
+    Requests come in the order of their arrival, those that hold blocks before those that wait.
     """
 
     seq: int
