@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.agreement import Agreement, PrefixHits, Tokens, Verdict, agreement
+from loadgen.agreement import Agreement, Found, PrefixHits, Tokens, Verdict, agreement
 from loadgen.metrics.summary import Figures
 from loadgen.metrics.window import Window
 from loadgen.outcome import Outcome, RequestRecord, TokenSource
@@ -136,3 +136,38 @@ def test_counts_of_the_model_that_was_asked_where_a_page_has_others() -> None:
 def test_a_window_is_not_the_run() -> None:
     with pytest.raises(ValueError, match="over the whole run"):
         agreement(Figures(window=Window(begin=1.0)), [])
+
+
+def cluster(recovered: int = 0, restarts: int = 0, *, streamed: bool = True) -> dict[str, object]:
+    worker = {"restarts": restarts, "streamed": streamed}
+    return {"cluster": {"router": {"recovered": recovered}, "workers": {"decode-0": worker}}}
+
+
+def test_what_two_engines_of_a_cluster_looked_up_counts_once() -> None:
+    whole = Figures()
+    whole.add(record(input_tokens=100, cached_tokens=48))
+    again = {"continued_looked_up_tokens": 101, "continued_found_tokens": 32}
+    engine = {**cluster(), "looked_up_tokens": 201, "found_tokens": 80, **again}
+    metrics = {"prompt_tokens": 100, "generation_tokens": 3, "prefix_queried_tokens": 201, "prefix_hit_tokens": 80}
+    told = agreement(whole, [metrics], [engine])
+    assert (told.prompt.verdict, told.prefix.verdict) == (Verdict.AGREE, Verdict.AGREE)
+    assert told.prefix.client == told.prefix.server == told.prefix.engine == Found(48, 100)
+    wrong = agreement(whole, [metrics], [{**engine, "found_tokens": 81}])
+    assert wrong.prefix.verdict is Verdict.DIFFER
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (cluster(recovered=2), "2 requests went on elsewhere after their worker died or was drained"),
+        (cluster(restarts=1), "decode-0 was started again"),
+        (cluster(streamed=False), "not every worker's step stream was read"),
+    ],
+)
+def test_deaths_in_a_cluster_excuse_a_difference(engine: dict[str, object], reason: str) -> None:
+    whole = Figures()
+    whole.add(record(input_tokens=100, cached_tokens=48))
+    metrics = {"prompt_tokens": 150, "generation_tokens": 3, "prefix_queried_tokens": 150, "prefix_hit_tokens": 48}
+    told = agreement(whole, [metrics], [{**engine, "looked_up_tokens": 150, "found_tokens": 64}])
+    assert (told.prompt.verdict, told.prompt.reason) == (Verdict.UNKNOWN, reason)
+    assert told.prefix.verdict is Verdict.UNKNOWN
