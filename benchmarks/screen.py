@@ -100,12 +100,14 @@ def start(arguments: Sequence[str], shows: str, repeats: int, folder: Path) -> t
     return tuple(found)
 
 
-def cost(arguments: Sequence[str], shows: str, seconds: float, folder: Path) -> Cost:
+def cost(
+    arguments: Sequence[str], shows: str, seconds: float, folder: Path, warm_seconds: float = WARM_SECONDS
+) -> Cost:
     """Of a program that is warm, over so many seconds. Raises ScreenError."""
     terminal = Terminal([*PROGRAM, *arguments], shows, environment(folder), folder)
     try:
         terminal.wait_for_picture(PICTURE_SECONDS)
-        time.sleep(min(WARM_SECONDS, seconds))
+        time.sleep(warm_seconds)
         before = (time.monotonic(), terminal.cpu_seconds(), terminal.painted.frames, terminal.painted.bytes)
         time.sleep(seconds)
         after = (time.monotonic(), terminal.cpu_seconds(), terminal.painted.frames, terminal.painted.bytes)

@@ -6,6 +6,7 @@ It decides nothing: `dispatch` says what an input means, panels say what is draw
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
 SOON_SECONDS = 0.015  # after an input
 READ_SECONDS = 0.35  # between two pictures of all else, while records come
+DRAW_REST = 8.0  # so many times as long as drawing all took, nothing comes by itself: a thousand rows have their price
 IDLE_SECONDS = 0.5  # with nothing new, a frame is drawn this often: ages and plots still move
 NOTICE_SECONDS = 6.0
 SETTLED_SECONDS = 2.0  # from which on what lives will live long
@@ -80,7 +82,8 @@ class PagedTop(App[int]):
         self._notice_until = 0.0
         self._seen: tuple[object, ...] = ()
         self._records = 0
-        self._read_at = 0.0  # when all panels were last drawn
+        self._read_at = 0.0  # when all panels were last drawn,
+        self._draw_seconds = 0.0  # and what that took
         self._soon = False  # a frame is asked for
         self._size_now: Size | None = None  # of the last resize, which the app's own size lags behind
         self._places: tuple[Place, ...] = ()
@@ -145,7 +148,8 @@ class PagedTop(App[int]):
         shown, now = self.shown, self.attached.clock()
         records, seen = shown.heard, (shown, shown.standing, self._notice, self.focus_now)
         news = records != self._records
-        due = seen != self._seen or now - self._read_at >= (READ_SECONDS if news else IDLE_SECONDS)
+        pause = max(READ_SECONDS if news else IDLE_SECONDS, DRAW_REST * self._draw_seconds)
+        due = seen != self._seen or now - self._read_at >= pause
         if due or (news and shown.moving):
             self._seen, self._records = seen, records
             self.draw_frame(shown.moving if not due else None)
@@ -169,7 +173,8 @@ class PagedTop(App[int]):
     def draw_frame(self, only: Collection[str] | None = None) -> None:
         """Draw all panels, or only those: what is watched moves with every frame, what is read a few times a second."""
         self._soon = False
-        if only is None:
+        began, whole = time.thread_time(), only is None
+        if whole:
             self._read_at = self.attached.clock()
         frame = self.frame()
         width, height = self._size_now or self.size
@@ -180,6 +185,8 @@ class PagedTop(App[int]):
         for name, panel in self._panels.items():
             if only is None or name in only:
                 panel.show(frame, self.look)
+        if whole:
+            self._draw_seconds = time.thread_time() - began
 
     def _arrange(self, width: int, height: int) -> None:
         """Give every panel its place at this size."""

@@ -10,7 +10,7 @@ from servers.looks import Looks
 from servers.measures import Measures, total
 from tui.sources.view import FleetView, ServerView
 
-KEPT = 256  # figures of as many looks: of a fleet of a hundred, over two windows
+KEPT = 2_048  # figures of as many looks: of a fleet of a thousand, those of now and those before
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,11 @@ class Poller:
         every: float = 1.0,
         clock: Callable[[], float] = now,
         beside: Callable[[str, Message], None] | None = None,
+        shift: float = 0.0,
+        times: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`source` is the number that its items have, `every` the seconds from one look to the next.
+        """`source` is the number that its items have, `every` the seconds from one look to the next, `times` as many
+        where many servers are looked at. From the second on, looks are `shift` seconds earlier than they would be.
 
         `beside` is told each KV message of an endpoint as it came, with token ids, once `sink` has its item without.
         """
@@ -55,6 +58,7 @@ class Poller:
         self._paced = every  # as it turned out
         self._clock = clock
         self._beside_items = beside
+        self._shift, self._times = shift, times
         self._found: Found | None = None
         self._version = ""
         self._asking: asyncio.Task[None] | None = None  # for its version: nothing waits for that
@@ -70,7 +74,7 @@ class Poller:
         timeout = max(LEAST_TIMEOUT, TIMEOUT_LOOKS * self._every)
         try:
             async with Http(self.target, self._settings, timeout, self._clock) as http:
-                began = self._clock()
+                began = self._clock() - self._shift
                 while True:
                     for task in self._beside(events):
                         if task.done() and not task.cancelled():
@@ -88,8 +92,8 @@ class Poller:
         return events if self._asking is None else [*events, self._asking]
 
     def _pace(self) -> float:
-        """Seconds between two looks, which are more where reading one takes its time; that is told."""
-        pace = self._every
+        """Seconds between two looks, which are more where reading them takes its time; that is told."""
+        pace = self._every * self._times()
         while pace < REST * self._work:
             pace *= 2
         if pace != self._paced:

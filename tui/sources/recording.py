@@ -14,7 +14,7 @@ import msgspec
 from tui.recording import SOURCE_TAG, UNDECODED, Lines, RecordingError
 from tui.sources.items import FORMAT, Item, SourceHead, decode_item
 
-MOST_SERVERS = 1_000
+MOST_SERVERS = 1_024  # as `tui.sources.targets` names at most
 
 
 class Glance(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-MOST_TARGETS = 256
+MOST_TARGETS = 1_024
 IN_RECORDINGS = "a recording of servers has their metrics alone"  # and no steps
 _FLEET_FILE = 1 << 20  # characters
 _PLACE = re.compile(r"([^@]*@)?(\[[^\[\]]+\]|[^\[\]:@]+)(:\d+)?")
@@ -101,7 +101,7 @@ def _ranged(text: str) -> list[str]:
     first, last = int(found["first"]), int(found["last"])
     if not 1 <= first <= last <= 65535 or last - first >= MOST_TARGETS:
         raise ArgumentTypeError(
-            f"a range of ports goes up, from 1 to 65535, and has {MOST_TARGETS} ports at most, got {text!r}"
+            f"a range of ports goes up, from 1 to 65535, and has {MOST_TARGETS:,} ports at most, got {text!r}"
         )
     return [server_url(f"{found['before']}{port}{found['path'] or ''}") for port in range(first, last + 1)]
 
@@ -223,7 +223,7 @@ def distinct(targets: Iterable[Target]) -> tuple[Target, ...]:
             raise ArgumentTypeError(f"two servers are called {one.name}: {names[one.name].url} and {one.url}")
         names[one.name] = urls[one.url] = one
     if len(out) > MOST_TARGETS:
-        raise ArgumentTypeError(f"{len(out)} servers are named, and {MOST_TARGETS} is the most")
+        raise ArgumentTypeError(f"{len(out):,} servers are named, and {MOST_TARGETS:,} is the most")
     return out
 
 

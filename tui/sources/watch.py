@@ -14,11 +14,14 @@ from tui.sources.items import Failed, Item
 from tui.sources.poller import Poller
 from tui.sources.prefix_reader import PrefixReader
 from tui.sources.source import Source
+from tui.sources.stretch import Stretch, shift
 from tui.sources.tape import BUDGET
 from tui.sources.targets import HttpSettings, Target
 from tui.together import together
 
 AGAIN_SECONDS = 5.0  # until one that failed here is begun anew
+FILES = 2  # that a server has open at most: its connection, and one that ends
+OTHER_FILES = 128
 
 
 class Watch:
@@ -47,19 +50,32 @@ class Watch:
         self._http = http
         self._every = every
         self._clock = clock
+        self._stretch = Stretch(every, clock)
 
     async def run(self) -> None:
         """Watch all of them until cancelled."""
+        _allow_files(len(self.targets) * FILES)
         following = [asyncio.create_task(self._follow(*one)) for one in zip(self.targets, self.sources, strict=True)]
         following += [asyncio.create_task(self._read(reader)) for reader in self.texts.values()]
+        following.append(asyncio.create_task(self._pace()))
         await together(following)
+
+    async def _pace(self) -> None:
+        while True:
+            await asyncio.sleep(self._stretch.seconds)
+            self._stretch.reckon()
 
     async def _follow(self, target: Target, source: Source) -> None:
         """One server, for ever. A fault of this program over what it said is told in its row, and nowhere else."""
         while True:
             try:
                 beside = partial(self._keep, source) if target.name in self.texts else None
-                await Poller(target, self._http, source.take, source.number, self._every, self._clock, beside).run()
+                poller = Poller(
+                    target, self._http, source.take, source.number, self._every, self._clock, beside,
+                    shift(source.number, self._every),
+                    lambda: self._stretch.times,
+                )  # fmt: skip
+                await poller.run()
             except Exception as error:
                 words = f"paged-top failed over what it says: {type(error).__name__}: {error}"
                 self._tell(source, Failed(source.number, self._clock(), "failing", words))
@@ -85,3 +101,17 @@ class Watch:
     def _tell(source: Source, item: Item) -> None:
         with suppress(Exception):  # what has failed may be the telling
             source.take(item)
+
+
+def _allow_files(count: int) -> None:
+    """As many open files besides others: a shell's usual limit is 1,024, of which connections to a fleet are a part."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -59,7 +59,7 @@ def test_ranges_of_ports(text, urls):
 
 
 @pytest.mark.parametrize(
-    "text", ["h:9-8", "h:0-3", "h:65535-65536", "h:1-257", "h:1-", "h:-5", "h", "http://h,", "ftp://h:1-2"]
+    "text", ["h:9-8", "h:0-3", "h:65535-65536", "h:1-1025", "h:1-", "h:-5", "h", "http://h,", "ftp://h:1-2"]
 )
 def test_what_is_no_address_or_range(text):
     with pytest.raises(ArgumentTypeError):
@@ -125,7 +125,7 @@ def test_a_fleet_file(tmp_path):
         ("http://a\nb:1 \x1b[31m\n", "line 2: a name must be printable"),
         ("http://a\nhttp://a/\n", "http://a is named twice"),
         ("http://a one\nhttp://b one\n", "two servers are called one: http://a and http://b"),
-        ("h:1-200\ng:1-57\n", "257 servers are named, and 256 is the most"),
+        ("h:1-1000\ng:1-25\n", "1,025 servers are named, and 1,024 is the most"),
         ("# none\n", "must name a server, and names none"),
         ("\udcff", "is not UTF-8 text"),
     ],

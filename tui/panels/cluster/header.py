@@ -47,9 +47,7 @@ def _about(view: ClusterView) -> list[Line]:
 def _states(view: ClusterView, look: Look) -> list[Line]:
     counts = Counter(worker.phase for worker in view.state.workers)
     return [
-        [(f"{glyph(phase, look.glyphs)} {counts[phase]:,} {phase}", ROLES[phase])]
-        for phase in reversed(PHASES)
-        if counts[phase]
+        [(f"{glyph(phase, look.glyphs)} {counts[phase]:,} {phase}", ROLES[phase])] for phase in PHASES if counts[phase]
     ]
 
 

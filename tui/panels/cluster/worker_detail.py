@@ -25,7 +25,7 @@ def line(view: ClusterView, worker: WorkerState, inner: int, look: Look) -> Line
     """The worker under the cursor, in a line."""
     parts: list[tuple[str, str, str]] = [(clean(worker.name), "", "value")]
     if worker.phase != "ready":
-        parts.append((worker.phase, clean(worker.reason), ROLES[worker.phase]))
+        parts.append((f"{worker.phase}:" if worker.reason else worker.phase, clean(worker.reason), ROLES[worker.phase]))
     elif worker.reason:
         parts.append(("last death:", clean(worker.reason), "warn"))
     if tells(worker):
