@@ -2,6 +2,7 @@
 tests/engine/server/test_restarts.py."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from engine.core_client import ControlInForce, EngineDiedError
 from engine.kv_endpoint import KvPublishing
 from engine.protocol import Control, EngineInfo
 from engine.server.settings import Recovery
-from engine.supervisor import BACK_OFF, GaveUp, Supervisor
+from engine.supervisor import BACK_OFF, CannotStart, GaveUp, Supervisor, started
 
 INFO = EngineInfo("tiny", "float32", "cpu", 16, 8, 64, 64, "0")
 LOADING = 100.0  # seconds, which do not count as served
@@ -140,3 +141,37 @@ def test_nothing_is_started_for_a_server_that_stops_meanwhile(monkeypatch) -> No
     trial.ends_asleep = True
     trial.run()
     assert (trial.slept, trial.started) == ([BACK_OFF[0]], [])
+
+
+def test_what_cannot_be_started_now_is_tried_again_under_its_name(monkeypatch, capsys) -> None:
+    trial = Trial([dead(), dead(), dead()], monkeypatch)
+    trial.supervisor._config = EngineConfig(name="decode-3")
+    refusals = [CannotStart("no node has room")]
+
+    def start(config):
+        if refusals:
+            raise refusals.pop()
+        return trial.start(config)
+
+    trial.supervisor._start = start
+    trial.run()
+    assert len(trial.started) == 3
+    told = capsys.readouterr().err
+    assert "decode-3: the engine process cannot be started: no node has room" in told
+
+
+async def test_whoever_is_cancelled_while_a_core_starts_leaves_none_behind() -> None:
+    may_start, stopped = threading.Event(), threading.Event()
+
+    def start():
+        may_start.wait()
+        return SimpleNamespace(stop=lambda timeout: stopped.set())
+
+    starting = asyncio.create_task(started(start))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    may_start.set()
+    while not stopped.is_set():
+        await asyncio.sleep(0.001)

@@ -90,7 +90,8 @@ async def deaths(count: int) -> int:
     says what happened. Returns how many did with an error."""
     chance = random.Random(count)
     failed = 0
-    async with running(ClusterControl(prefill=1, decode=1)) as cluster:
+    slow = replace(TINY, faults=("slow-transfer=0.02%1",))  # for many to die in the middle of one
+    async with running(ClusterControl(prefill=1, decode=1), slow) as cluster:
         work = Work(6, 24)
         alone = await work.answers(cluster, "alone")
         await settle(cluster)
