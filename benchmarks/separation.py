@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks.compare import tell_if_busy
 from benchmarks.options import check_file
 from benchmarks.report import machine
-from benchmarks.separation_load import LONG_PROMPT, Load, Speed, chosen, fitted, stopped_share
+from benchmarks.separation_load import CHAT_OUTPUT, CHAT_PROMPT, LONG_PROMPT, Load, Speed, chosen, fitted, stopped_share
 from engine.cli import between, number
 from engine.config import DEFAULT_MODEL
 from loadgen.command import Interrupt
@@ -216,12 +216,12 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         "of one thread each, the same processes in all three ways; one engine has two threads. Medians of "
         f"{len(rounds)} round{'s' * (len(rounds) != 1)}, each way once in each.",
         "",
-        f"{load.users} users chat without a pause (prompts of 16 to 32 tokens, answers of 96 to 160), and a prompt of "
-        f"{LONG_PROMPT:,} tokens comes every {1 / load.rate:.1f} s. Chosen from what one worker does alone: such a "
-        f"prompt takes {speed.prefill:.2f} s, a decode step {speed.step * 1000:.1f} ms and {speed.row * 1000:.2f} ms "
-        "more for each row. Long prompts fill three quarters of a prefill worker; there are as many chats as it takes "
-        "for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that p99 is one of them. How "
-        "many were, is in the last row. The first fifth of each run is left out.",
+        f"{load.users} users chat without a pause (prompts of {CHAT_PROMPT} tokens, answers of {CHAT_OUTPUT}), and a "
+        f"prompt of {LONG_PROMPT:,} tokens comes every {1 / load.rate:.1f} s. Chosen from what one worker does alone: "
+        f"such a prompt takes {speed.prefill:.2f} s, a decode step {speed.step * 1000:.1f} ms and "
+        f"{speed.row * 1000:.2f} ms more for each row. Long prompts fill three quarters of a prefill worker; there are "
+        "as many chats as it takes for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that "
+        "p99 is one of them. How many were, is in the last row. The first fifth of each run is left out.",
         "",
         f"| | {' | '.join(way.name for way in WAYS)} |",
         f"| --- |{' ---: |' * len(WAYS)}",

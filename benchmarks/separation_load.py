@@ -19,8 +19,8 @@ PREFILL_LOAD = 0.75  # of the prefill worker's time that long prompts take
 STOPPED_SHARE = 0.025  # of the gaps of chats: two and a half times what a p99 needs
 MOST_USERS = 200
 LEAST_USERS = 8
-CHAT_PROMPT = Lengths(16, 32)  # few tokens: chats are there to decode
-CHAT_OUTPUT = Lengths(96, 160)
+CHAT_PROMPT = Lengths(16, 24)  # few tokens: chats are there to decode
+CHAT_OUTPUT = Lengths(48, 80)
 LONG_OUTPUT = Lengths(4, 4)
 
 

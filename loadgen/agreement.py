@@ -101,6 +101,7 @@ def agreement(
 
 
 _ONCE = {  # what a request that went from one engine to another is counted in by both, and the second's part of it
+    "prompt_tokens": "continued_prompt_tokens",
     "prefix_queried_tokens": "continued_looked_up_tokens",
     "prefix_hit_tokens": "continued_found_tokens",
     "looked_up_tokens": "continued_looked_up_tokens",

@@ -10,9 +10,13 @@ from engine.protocol import Record, RequestState
 
 @dataclass(slots=True)
 class Counts:
-    """Of the requests that go on here: what was looked up once more, and found here too."""
+    """Of the requests that go on here: their prompts, what was looked up once more, and what was found here too.
+
+    `prompt_tokens` leaves out what siblings share with the first of them.
+    """
 
     requests: int = 0
+    prompt_tokens: int = 0
     looked_up_tokens: int = 0
     found_tokens: int = 0
 
@@ -31,27 +35,29 @@ class Continued:
     """Takes the records after a snapshot with these requests."""
 
     counts: Counts = field(default_factory=Counts)
-    _come: set[str] = field(default_factory=set)  # that have not joined the batch yet
+    _come: dict[str, int] = field(default_factory=dict)  # prompt tokens of those that have not joined the batch yet
 
     def begin(self, requests: Iterable[RequestState]) -> None:
         """Those that wait with tokens which they have not generated here."""
         waiting = [one for one in requests if one.status in ("waiting", "receiving") and not one.preemptions]
-        self._come = {one.request for one in waiting if one.num_tokens > one.prompt_tokens}
+        self._come = {one.request: one.prompt_tokens for one in waiting if one.num_tokens > one.prompt_tokens}
 
     def add(self, record: Record) -> None:
         """Take a step."""
         come, counts = self._come, self.counts
         for arrived in record.arrived:
-            come.discard(arrived.request)  # an id may be used again
+            come.pop(arrived.request, None)  # an id may be used again
             if arrived.generated_tokens:
-                come.add(arrived.request)
+                come[arrived.request] = arrived.prompt_tokens
                 counts.requests += 1
         for joined in record.joined:
-            if joined.request in come:
-                come.remove(joined.request)
+            prompt = come.pop(joined.request, None)
+            if prompt is not None:
+                counts.prompt_tokens += prompt - min(prompt, joined.shared_tokens)
                 counts.looked_up_tokens += joined.looked_up_tokens
                 counts.found_tokens += joined.cached_tokens
-        come.difference_update(left.request for left in record.left)
+        for left in record.left:
+            come.pop(left.request, None)
 
 
 def merged_counts(parts: Iterable[Continued]) -> Counts:

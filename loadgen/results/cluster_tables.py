@@ -25,7 +25,7 @@ _POOLS = {
 _TRANSFERS = {
     "requests": "requests",
     "blocks": "blocks",
-    "bytes": "bytes",
+    "moved_bytes": "bytes",
     "p50_ms": "p50 (ms)",
     "p99_ms": "p99 (ms)",
     "max_ms": "max (ms)",
@@ -100,6 +100,11 @@ def _transfers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
 
 def _side(part: Mapping[str, Any], side: str, errors: str) -> dict[str, Any]:
     """Its figures without the side in their names."""
-    names = {"requests": f"{side}_requests", "blocks": f"{side}_blocks", "bytes": f"{side}_bytes", "errors": errors}
+    names = {
+        "requests": f"{side}_requests",
+        "blocks": f"{side}_blocks",
+        "moved_bytes": f"{side}_bytes",
+        "errors": errors,
+    }
     names |= {f"{statistic}_ms": f"{statistic}_{side}_ms" for statistic in ("p50", "p99", "max")}
     return {name: part.get(of) for name, of in names.items()}

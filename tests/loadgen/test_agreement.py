@@ -146,9 +146,9 @@ def cluster(recovered: int = 0, restarts: int = 0, *, streamed: bool = True) -> 
 def test_what_two_engines_of_a_cluster_looked_up_counts_once() -> None:
     whole = Figures()
     whole.add(record(input_tokens=100, cached_tokens=48))
-    again = {"continued_looked_up_tokens": 101, "continued_found_tokens": 32}
+    again = {"continued_prompt_tokens": 100, "continued_looked_up_tokens": 101, "continued_found_tokens": 32}
     engine = {**cluster(), "looked_up_tokens": 201, "found_tokens": 80, **again}
-    metrics = {"prompt_tokens": 100, "generation_tokens": 3, "prefix_queried_tokens": 201, "prefix_hit_tokens": 80}
+    metrics = {"prompt_tokens": 200, "generation_tokens": 3, "prefix_queried_tokens": 201, "prefix_hit_tokens": 80}
     told = agreement(whole, [metrics], [engine])
     assert (told.prompt.verdict, told.prefix.verdict) == (Verdict.AGREE, Verdict.AGREE)
     assert told.prefix.client == told.prefix.server == told.prefix.engine == Found(48, 100)

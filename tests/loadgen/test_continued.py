@@ -24,6 +24,7 @@ def test_what_comes_with_tokens_goes_on() -> None:
     told.add(record(2, 0.1, joined=(joined("on", 48, 60, resumed=True),)))  # after a preemption: counted elsewhere
     assert told.counts.figures() == {
         "continued_requests": 1,
+        "continued_prompt_tokens": 50,
         "continued_looked_up_tokens": 51,
         "continued_found_tokens": 32,
     }
@@ -44,6 +45,13 @@ def test_an_id_that_is_used_again_is_another_request() -> None:
     told.add(record(2, 0.1, arrived=(came("a"),), joined=(joined("a", 16, 50),)))
     whole = merged_counts([told, told])
     assert (whole.requests, whole.found_tokens) == (2, 0)
+
+
+def test_siblings_share_their_prompt() -> None:
+    told = Continued()
+    shares = joined("b", 0, 0, parent="a", shared_tokens=51)
+    told.add(record(1, 0.0, arrived=(came("a", 1), came("b", 1)), joined=(joined("a", 0, 51), shares)))
+    assert (told.counts.requests, told.counts.prompt_tokens) == (2, 50)
 
 
 def _state(request: str, status: RequestStatus, tokens: int, preemptions: int = 0) -> RequestState:
