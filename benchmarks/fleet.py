@@ -36,7 +36,7 @@ from tui.sources.watch import Watch
 CPU_AIM = 0.15  # of a core, of ten
 SHOWS = "vLLM"  # on the screen once a server was found
 FIND_SECONDS = 5.0  # before anything is counted
-MANY, SETTLE_SECONDS = 100, 60.0  # servers from which on looks are rarer, and until it is known how rare
+MANY, SETTLE_SECONDS = 100, 40.0  # servers from which on looks are rarer, and until it is known how rare
 
 
 @dataclass(frozen=True, slots=True)

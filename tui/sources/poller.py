@@ -25,6 +25,7 @@ from tui.together import ended
 LEAST_TIMEOUT = 5.0  # seconds for a whole answer, and
 TIMEOUT_LOOKS = 3  # so many times the time between two looks
 REST = 20.0  # so many times as long as reading a page took this program, it is left alone then: others have pages too
+SLICE = 5.0  # seconds after which one that waits for long looks if it still must
 FIRST_WHY = 0.3  # seconds until it is asked why a publisher is not connected to, and then between two times
 WHY_SECONDS = 5.0
 FOREIGN_SECONDS = 5.0  # between two looks at what is no server known here: each asks at several paths
@@ -80,12 +81,20 @@ class Poller:
                         if task.done() and not task.cancelled():
                             task.result()  # a fault of this program is not to be silent
                     self._work = 0.0
-                    pause = await self._look(http)
-                    pause = max(pause, self._pace())
-                    looks = math.floor((self._clock() - began) / pause) + 1
-                    await asyncio.sleep(max(REST * self._work, began + looks * pause - self._clock()))
+                    await self._rest(began, await self._look(http))
         finally:
             await ended(self._beside(events))
+
+    async def _rest(self, began: float, least: float) -> None:
+        """Until the next look is due, which may change meanwhile; `least` seconds from one to the next."""
+        looked = self._clock()
+        while True:
+            pause = max(least, self._pace())
+            due = began + (math.floor((looked - began) / pause) + 1) * pause
+            left = max(looked + REST * self._work, due) - self._clock()
+            await asyncio.sleep(min(left, SLICE))
+            if left <= SLICE:
+                return
 
     def _beside(self, events: list[asyncio.Task[None]]) -> list[asyncio.Task[None]]:
         """What goes on between looks."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 MOST_CPU = 0.5  # of a core, for the whole program; beyond it looks are twice as rare,
 LEAST_CPU = 0.2  # and below this twice as often again, up to what was asked for
-ROUNDS = 2  # of looks at all servers between two changes, and
-LEAST_SECONDS = 5.0  # so many seconds
+CHECK_SECONDS = 5.0  # between two changes
 MOST_TIMES = 64
 GOLDEN = 0.6180339887498949  # of whose multiples the parts behind the point are spread evenly, whatever they are times
 
@@ -16,19 +15,10 @@ GOLDEN = 0.6180339887498949  # of whose multiples the parts behind the point are
 class Stretch:
     """`times` as long as was asked for it is between two looks at one server."""
 
-    def __init__(
-        self, every: float, clock: Callable[[], float], cpu_seconds: Callable[[], float] = time.process_time
-    ) -> None:
-        """`every`: seconds between two looks, as asked for."""
+    def __init__(self, clock: Callable[[], float], cpu_seconds: Callable[[], float] = time.process_time) -> None:
         self.times = 1
-        self._every = every
         self._clock, self._cpu_seconds = clock, cpu_seconds
         self._since = (clock(), cpu_seconds())
-
-    @property
-    def seconds(self) -> float:
-        """After which it is to be reckoned again."""
-        return max(LEAST_SECONDS, ROUNDS * self.times * self._every)
 
     def reckon(self) -> None:
         """By what was used since the last time."""

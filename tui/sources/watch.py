@@ -14,7 +14,7 @@ from tui.sources.items import Failed, Item
 from tui.sources.poller import Poller
 from tui.sources.prefix_reader import PrefixReader
 from tui.sources.source import Source
-from tui.sources.stretch import Stretch, shift
+from tui.sources.stretch import CHECK_SECONDS, Stretch, shift
 from tui.sources.tape import BUDGET
 from tui.sources.targets import HttpSettings, Target
 from tui.together import together
@@ -50,7 +50,7 @@ class Watch:
         self._http = http
         self._every = every
         self._clock = clock
-        self._stretch = Stretch(every, clock)
+        self._stretch = Stretch(clock)
 
     async def run(self) -> None:
         """Watch all of them until cancelled."""
@@ -62,7 +62,7 @@ class Watch:
 
     async def _pace(self) -> None:
         while True:
-            await asyncio.sleep(self._stretch.seconds)
+            await asyncio.sleep(CHECK_SECONDS)
             self._stretch.reckon()
 
     async def _follow(self, target: Target, source: Source) -> None:

@@ -19,17 +19,15 @@ from tui.together import ended
 
 def test_looks_are_rarer_where_they_cost_too_much_and_come_back():
     now, used = [0.0], [0.0]
-    stretch = Stretch(1.0, lambda: now[0], lambda: used[0])
+    stretch = Stretch(lambda: now[0], lambda: used[0])
 
     def spend(share):
-        seconds = stretch.seconds
-        now[0] += seconds
-        used[0] += share * seconds
+        now[0] += 5.0
+        used[0] += share * 5.0
         stretch.reckon()
         return stretch.times
 
     assert [spend(0.9), spend(0.6), spend(0.4), spend(0.4)] == [2, 4, 4, 4]
-    assert stretch.seconds == 8.0
     assert [spend(0.1), spend(0.1), spend(0.1)] == [2, 1, 1]
     assert [spend(2.0) for _ in range(10)][-1] == MOST_TIMES
     stretch.reckon()  # no time has passed
