@@ -26,9 +26,9 @@ from engine.quantizer import Quantizer
 from engine.runner import ModelRunner
 from engine.sampler import Sampler
 from engine.transfer.compatibility import compatibility_of
-from engine.transfer.connector import KVConnector
+from engine.transfer.connector import KVConnector, Unavailable
 from engine.transfer.parent import ParentConnector
-from engine.transfer.pool_memory import PoolMemory, own_host, pool_in
+from engine.transfer.pool_memory import PoolMemory, check_others_map, create_memory, own_host, pool_in
 from engine.transfer.shared_memory import SharedMemoryConnector
 from kernels import attention, cpu_panels, cpu_quantized_tile
 
@@ -125,13 +125,19 @@ def _connector(
     memory: PoolMemory,
     links: Links,
 ) -> KVConnector:
-    """How this engine gets others' KV, and they its own, which lies in `memory`."""
+    """How this engine gets others' KV, and they its own, which lies in `memory`. Raises SettingError if they cannot."""
     blocks, layout = runner.blocks, (config.quantize, config.block_size)
     compatibility = compatibility_of(config.model, resolved.folder, resolved.config, info.dtype, *layout)
     place = memory.place(config.host or own_host(), blocks.shape, blocks.stride(), blocks.element_size())
-    pool = pool_in(memory.buffer, place)
+    try:
+        check_others_map(place)
+    except Unavailable as error:
+        raise SettingError(
+            f"transfer {config.transfer}: {error}; this engine can only serve alone (transfer none)"
+        ) from error
+    pool, faults = pool_in(memory.buffer, place), Faults(config.faults).of_transfers()
     near = SharedMemoryConnector(
-        config.name, compatibility, place, pool, links.wake, faults=Faults(config.faults).of_transfers()
+        config.name, compatibility, place, pool, links.wake, faults=faults, patience=config.transfer_seconds
     )
     return near if config.transfer == "shared_memory" else ParentConnector(near, links.pull)
 
@@ -195,6 +201,13 @@ def check_transfer(config: EngineConfig, device: torch.device) -> None:
         )
     if config.transfer != "none" and not hasattr(os, "memfd_create"):
         raise SettingError(f"transfer {config.transfer} needs Linux, whose processes can map each other's memory")
+    if config.transfer != "none":
+        try:
+            os.close(create_memory("trial"))
+        except OSError as error:
+            raise SettingError(
+                f"transfer {config.transfer} needs memory that others can map (memfd_create): {error.strerror}"
+            ) from error
     for name, value in (("lease_seconds", config.lease_seconds), ("transfer_seconds", config.transfer_seconds)):
         if not value > 0:
             raise SettingError(f"{name} must be above 0, not {value:g}")

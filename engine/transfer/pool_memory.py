@@ -8,11 +8,16 @@ processes that only move blocks import this in a moment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import secrets
 import socket
+import subprocess
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +31,17 @@ from engine.transfer.offer import PoolPlace
 
 Pool = NDArray[Any]  # unsigned numbers of the elements' size: what they mean is nobody's concern here
 MAX_RUN = 16  # blocks that are copied in one piece
+MOST_MAPPED = 16  # pools of others that stay mapped at a time
+FORGET_SECONDS = 5.0  # between two looks for pools of the dead, which keep their memory as long as they are mapped
+TRIAL_SECONDS = 60.0  # that another process has to open a pool, on a machine that is busy
 
+_MFD_NOEXEC_SEAL = 8  # Linux may be told to give no other memory; before 6.3 it does not know of it
+# What the trial runs: it opens a path, and fails unless that is what it is to be.
+_TRIAL = """import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
+found = os.readlink(f"/proc/self/fd/{fd}")
+sys.exit(None if found == sys.argv[2] else f"it is {found}")
+"""
 _DTYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -44,12 +59,25 @@ class OtherLayout(Unavailable):
 
 def own_host() -> str:
     """A name for those who can open each other's /proc/PID/fd, and have one monotonic clock: a machine since it was
-    started, as seen from one namespace of process numbers (containers have their own)."""
+    started, as seen from one namespace of process numbers (containers have their own) and one of clocks."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8])
-        parts.append(os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]"))
+    for namespace in ("pid", "time"):
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(f"/proc/self/ns/{namespace}").removeprefix(f"{namespace}:[").removesuffix("]"))
     return "-".join(parts)
+
+
+def create_memory(name: str) -> int:
+    """The descriptor of memory that has no size yet. Raises OSError where this process may have none."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)
 
 
 class PoolMemory:
@@ -60,7 +88,7 @@ class PoolMemory:
 
     def __init__(self, nbytes: int, *, huge_pages: bool = True) -> None:
         self.name = f"kv-{os.getpid()}-{secrets.token_hex(8)}"
-        self._fd = os.memfd_create(self.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = create_memory(self.name)
         try:
             os.ftruncate(self._fd, nbytes)
             # Who has mapped it is not to meet SIGBUS because it has shrunk.
@@ -74,10 +102,14 @@ class PoolMemory:
             with contextlib.suppress(OSError, AttributeError):  # a kernel without them
                 self.buffer.madvise(mmap.MADV_HUGEPAGE)
 
+    @property
+    def path(self) -> str:
+        """Where other processes find it."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
     def place(self, host: str, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> PoolPlace:
         """Where others of `host` find a pool [num_blocks, ...] that begins where this does; strides in elements."""
-        path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        return PoolPlace(host, path, self.name, len(self.buffer), tuple(shape), tuple(strides), itemsize)
+        return PoolPlace(host, self.path, self.name, len(self.buffer), tuple(shape), tuple(strides), itemsize)
 
     def close(self) -> None:
         """Nobody can map it any more; who has, keeps it."""
@@ -106,19 +138,18 @@ def map_pool(place: PoolPlace, *, write: bool = False) -> Pool:
 
     Raises PoolGone, CannotMap or OtherLayout.
     """
+    check_there(place)  # opening whatever has its number by now may wait for ever, as with a pipe
     try:
-        fd = os.open(place.path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise PoolGone(f"the process that had {place.path} is gone") from None
+        access = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        fd = os.open(place.path, access)
     except OSError as error:
-        raise CannotMap(f"cannot open {place.path}: {error.strerror}") from error
+        raise _unopened(place, error) from error
     try:
-        if not _is_at(f"/proc/self/fd/{fd}", place.name):
-            raise PoolGone(f"the process that had {place.path} is gone, and another one has its number")
+        if os.readlink(f"/proc/self/fd/{fd}") != _link(place):  # it has changed since
+            raise _replaced(place)
         if os.fstat(fd).st_size != place.nbytes:
             raise OtherLayout(f"{place.path} has {os.fstat(fd).st_size:,} bytes, not {place.nbytes:,}")
-        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
-        buffer = mmap.mmap(fd, place.nbytes, access=access)
+        buffer = mmap.mmap(fd, place.nbytes, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
     except OSError as error:
         raise CannotMap(f"cannot map the {place.nbytes:,} bytes of {place.path}: {error.strerror}") from error
     finally:
@@ -126,39 +157,98 @@ def map_pool(place: PoolPlace, *, write: bool = False) -> Pool:
     return pool_in(buffer, place)
 
 
-def is_there(place: PoolPlace) -> bool:
-    """Whether the process that has this pool lives."""
-    return _is_at(place.path, place.name)
-
-
-def _is_at(path: str, name: str) -> bool:
+def check_there(place: PoolPlace) -> None:
+    """Raise PoolGone unless the process that has this pool lives, CannotMap if this process may not see that."""
     try:
-        return os.readlink(path) == f"/memfd:{name} (deleted)"
-    except OSError:
-        return False
+        found = os.readlink(place.path)
+    except OSError as error:
+        raise _unopened(place, error) from error
+    if found != _link(place):
+        raise _replaced(place)
+
+
+def check_others_map(place: PoolPlace) -> None:
+    """Raise CannotMap unless another process of this user can open this one's pool: they may be kept from each other,
+    or /proc may be that of other processes, and it is better told at the start than at each transfer."""
+    command = [sys.executable, "-I", "-S", "-c", _TRIAL, place.path, _link(place)]
+    try:
+        trial = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotMap(f"whether other processes can open {place.path} cannot be tried: {error}") from error
+    if trial.returncode:
+        told = trial.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise CannotMap(f"other processes cannot open {place.path}: {told or f'exit code {trial.returncode}'}")
+
+
+def _link(place: PoolPlace) -> str:
+    """What its path leads to, as Linux tells it."""
+    return f"/memfd:{place.name} (deleted)"
+
+
+def _unopened(place: PoolPlace, error: OSError) -> Unavailable:
+    if isinstance(error, FileNotFoundError | ProcessLookupError):
+        return PoolGone(f"the process that had {place.path} is gone")
+    return CannotMap(f"cannot open {place.path}: {error.strerror}")
+
+
+def _replaced(place: PoolPlace) -> PoolGone:
+    return PoolGone(f"the process that had {place.path} is gone, and another one has its number")
 
 
 class MappedPools:
-    """Pools of other processes, mapped once each. One thread uses it."""
+    """Pools of other processes, each mapped once: those that were asked for last, at most so many. Those of processes
+    that end are let go of in a moment. Any thread may use it."""
 
-    def __init__(self) -> None:
-        self._pools: dict[PoolPlace, Pool] = {}
+    def __init__(self, most: int = MOST_MAPPED) -> None:
+        self._most = most
+        self._pools: dict[tuple[PoolPlace, bool], Pool] = {}  # in the order in which they were asked for
+        self._lock = threading.Lock()
+        self._looks = False  # a thread looks for the dead
 
     def __len__(self) -> int:
         return len(self._pools)
 
-    def pool(self, place: PoolPlace) -> Pool:
+    def pool(self, place: PoolPlace, *, write: bool = False) -> Pool:
         """See `map_pool`."""
-        self.forget_dead()
-        found = self._pools.get(place)
-        if found is None:
-            found = self._pools[place] = map_pool(place)
+        with self._lock:
+            self._forget_dead()
+            check_there(place)
+            found = self._pools.pop((place, write), None)
+            if found is None:
+                found = map_pool(place, write=write)
+            self._pools[place, write] = found
+            while len(self._pools) > self._most:
+                del self._pools[next(iter(self._pools))]
+            if not self._looks:
+                threading.Thread(target=self._look, name="kv-mapped", daemon=True).start()
+                self._looks = True
         return found
 
-    def forget_dead(self) -> None:
-        """Let go of pools whose processes are gone: their memory lives as long as somebody maps it."""
-        for place in [place for place in self._pools if not is_there(place)]:
-            del self._pools[place]
+    def close(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._pools.clear()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(FORGET_SECONDS)
+            with self._lock:
+                self._forget_dead()
+                if not self._pools:
+                    self._looks = False
+                    return
+
+    def _forget_dead(self) -> None:
+        for key in tuple(self._pools):
+            try:
+                check_there(key[0])
+            except PoolGone:
+                del self._pools[key]
+            except CannotMap:  # it lives, and what is mapped is good
+                pass
+
+
+_mapped = MappedPools()
 
 
 def runs(pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -187,13 +277,14 @@ def check_blocks(place: PoolPlace, blocks: Sequence[int]) -> None:
 
 
 def read_blocks(place: PoolPlace, blocks: Sequence[int]) -> Pool:
-    """A copy of these blocks of another process's pool: [len(blocks), layers, 2, ...], each block in one piece.
+    """A copy of these blocks of another process's pool: [len(blocks), layers, 2, ...], each block in one piece. The
+    pool stays mapped for the next call, as with `MappedPools`.
 
     Whoever reads an offer must look at the clock after that: past the deadline they may be anybody's. Raises PoolGone,
     CannotMap or OtherLayout.
     """
     check_blocks(place, blocks)
-    pool = map_pool(place)
+    pool = _mapped.pool(place)
     read = np.empty((len(blocks), *place.shape[1:]), pool.dtype)
     for source, target, count in runs([(block, i) for i, block in enumerate(blocks)]):
         read[target : target + count] = pool[source : source + count]
@@ -206,7 +297,7 @@ def write_blocks(place: PoolPlace, blocks: Sequence[int], data: Pool) -> None:
     wanted = (len(blocks), *place.shape[1:])
     if data.shape != wanted or data.itemsize != place.itemsize:
         raise OtherLayout(f"blocks {wanted} of {place.itemsize} bytes are wanted, got {data.shape} of {data.itemsize}")
-    pool = map_pool(place, write=True)
+    pool = _mapped.pool(place, write=True)
     data = data.view(pool.dtype)
     for source, target, count in runs([(i, block) for i, block in enumerate(blocks)]):
         pool[target : target + count] = data[source : source + count]

@@ -5,8 +5,10 @@ The thread holds nothing that the engine's steps wait for. What it copies into i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import math
 import queue
 import secrets
 import threading
@@ -14,20 +16,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.faults import Faults
 from engine.log import event
 from engine.transfer.connector import Ended, Transfer, Unavailable
 from engine.transfer.offer import Compatibility, Offer, PoolPlace
-from engine.transfer.pool_memory import MappedPools, Pool, PoolGone, check_alike, check_blocks, is_there, runs
+from engine.transfer.pool_memory import MappedPools, Pool, PoolGone, check_alike, check_blocks, check_there, runs
 
 CANCELLED = "nobody waits for it any more"
-FORGET_SECONDS = 5.0  # between two looks for pools of the dead, which keep their memory as long as they are mapped
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class LeasePassed(Unavailable):
     """The blocks may hold anything by now."""
+
+
+class TooSlow(Unavailable):
+    """The blocks are computed sooner than they come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +49,7 @@ class _Move:
 class SharedMemoryConnector:
     """A `KVConnector` over pools of one host. `wake` is called by its thread, whenever `poll` has something to tell.
 
-    `pool` is the one at `place`, the engine's own.
+    `pool` is the one at `place`, the engine's own. A transfer that takes more than `patience` seconds is given up.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class SharedMemoryConnector:
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         faults: Faults | None = None,
+        patience: float = math.inf,
     ) -> None:
         self.place = place
         self._engine = engine
@@ -62,6 +70,7 @@ class SharedMemoryConnector:
         self._block_bytes = pool[0].size * pool.itemsize
         self._wake = wake
         self._clock = clock
+        self._patience = patience
         self._faults = faults or Faults(())
         self._life = secrets.token_hex(8)  # an engine that is started again has another one
         self._leases = itertools.count(1)
@@ -91,9 +100,8 @@ class SharedMemoryConnector:
         self.check(offer)
         if offer.place.host != self.place.host:
             raise Unavailable(f"{offer.engine} is on {offer.place.host}, and this engine reads those of its host alone")
-        if not is_there(offer.place):
-            raise PoolGone(_gone(offer))
-        self._check_lease(offer)
+        self._check_place(offer, check_there)
+        self._check_lease(offer, self._clock())
         return max(0, offer.tokens - found)
 
     def allocated(self, transfer: Transfer) -> None:
@@ -151,31 +159,36 @@ class SharedMemoryConnector:
         self._loaded.put(None)
         self._thread.join()
 
-    def _check_lease(self, offer: Offer) -> None:
-        late = self._clock() - offer.deadline
+    def _check_place(self, offer: Offer, look: Callable[[PoolPlace], T]) -> T:
+        """What a look at the offering engine's pool gives. Raises Unavailable, with the engine's name."""
+        try:
+            return look(offer.place)
+        except PoolGone:
+            raise PoolGone(f"{offer.engine} has ended, and its blocks with it") from None
+        except Unavailable as unavailable:
+            raise Unavailable(f"{offer.engine}'s blocks cannot be read: {unavailable}") from None
+
+    def _check_lease(self, offer: Offer, now: float) -> None:
+        late = now - offer.deadline
         if late >= 0:
             raise LeasePassed(f"the lease of {offer.engine}'s blocks has ended {late:.1f} s ago")
 
     def _run(self) -> None:
-        while True:
-            try:
-                move = self._loaded.get(timeout=FORGET_SECONDS if len(self._pools) else None)
-            except queue.Empty:
-                self._pools.forget_dead()
-                continue
-            if move is None:
-                self._pools = MappedPools()
-                return
-            error = ""
+        while (move := self._loaded.get()) is not None:
+            error, failure = "", None
             try:
                 self._copy(move)
             except Unavailable as unavailable:
                 error = str(unavailable)
-            except Exception as failure:  # it costs this transfer alone
+            except Exception as unexpected:  # it costs this transfer alone
+                failure = unexpected
                 error = f"copying {move.transfer.offer.engine}'s blocks failed: {type(failure).__name__}: {failure}"
-                event(_log, logging.ERROR, "transfer_failed", error, error=failure)
             self._end(move, error)
             self._wake()
+            if failure is not None:
+                with contextlib.suppress(Exception):  # others still wait for this thread
+                    event(_log, logging.ERROR, "transfer_failed", error, error=failure)
+        self._pools.close()
 
     def _end(self, move: _Move, error: str) -> None:
         transfer = move.transfer
@@ -189,21 +202,18 @@ class SharedMemoryConnector:
         """
         offer = move.transfer.offer
         slower = self._faults.before_transfer()
-        try:
-            source = self._pools.pool(offer.place)
-        except PoolGone:
-            raise PoolGone(_gone(offer)) from None
-        except Unavailable as unavailable:
-            raise Unavailable(f"{offer.engine}'s blocks cannot be read: {unavailable}") from None
+        source = self._check_place(offer, self._pools.pool)
         for begin, target, count in runs(sorted(move.transfer.pairs)):  # pools often give blocks out backwards
             if move.cancelled:
                 raise Unavailable(CANCELLED)
-            self._check_lease(offer)
+            self._check_time(move)
             self._pool[target : target + count] = source[begin : begin + count]
             if slower:
                 time.sleep(slower)
-        self._check_lease(offer)
+        self._check_lease(offer, self._clock())
 
-
-def _gone(offer: Offer) -> str:
-    return f"{offer.engine} has ended, and its blocks with it"
+    def _check_time(self, move: _Move) -> None:
+        offer, now = move.transfer.offer, self._clock()
+        self._check_lease(offer, now)
+        if now - move.begun > self._patience:
+            raise TooSlow(f"{offer.engine}'s blocks were not here within {self._patience:g} s")

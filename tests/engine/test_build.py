@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -33,7 +34,7 @@ from engine.protocol import Control
 from engine.runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.transfer.parent import ParentConnector
-from engine.transfer.pool_memory import own_host, read_blocks
+from engine.transfer.pool_memory import PoolMemory, own_host, read_blocks
 from engine.transfer.shared_memory import SharedMemoryConnector
 from kernels import cpu_float_tile, thread_pool
 
@@ -144,6 +145,13 @@ def test_a_pool_that_others_cannot_read_is_refused(monkeypatch: pytest.MonkeyPat
         check_transfer(config, torch.device("cuda"))
     check_transfer(config, torch.device("cpu"))
     check_transfer(TINY, torch.device("cuda"))
+
+    def forbidden(name: str, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    with pytest.raises(SettingError, match=r"memory that others can map \(memfd_create\): Operation not permitted"):
+        check_transfer(config, torch.device("cpu"))
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(SettingError, match="transfer shared_memory needs Linux"):
         check_transfer(config, torch.device("cpu"))
@@ -162,6 +170,13 @@ def test_an_engine_that_hands_over_has_its_pool_where_others_find_it() -> None:
     assert (read.shape, read.dtype) == ((2, *runner.blocks.shape[1:]), np.uint32)
     assert (read.view(np.float32)[0] == 2.5).all()
     assert not read[1].any()
+
+
+def test_an_engine_whose_pool_other_processes_cannot_open_says_so_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own process can: the path is of the one that opens it."""
+    monkeypatch.setattr(PoolMemory, "path", property(lambda memory: f"/proc/self/fd/{memory._fd}"))
+    with pytest.raises(SettingError, match=r"transfer parent: other processes cannot open /proc/self/fd/.*serve alone"):
+        build_core(replace(TINY, transfer="parent"))
 
 
 def test_an_engine_may_be_told_which_host_it_is_on() -> None:

@@ -134,7 +134,7 @@ class EngineActor:
         except (OtherLife, ValueError) as error:
             return str(error), None
         late = time.monotonic() - offer.deadline
-        if late > 0:  # while they were read they may have become anybody's
+        if late >= 0:  # while they were read they may have become anybody's
             return f"the offer had expired {late:.1f} s before its blocks were read", None
         return "", data
 

@@ -1,8 +1,10 @@
-"""A process with a pool that others read: `python -m tests.engine.transfer.peer HOST`. It tells its place as a line of
-JSON, and lives until its input ends. Block b holds b + 1 everywhere."""
+"""A process with a pool that others read: `python -m tests.engine.transfer.peer HOST [hidden]`. It tells its place as
+a line of JSON, and lives until its input ends. Block b holds b + 1 everywhere. `hidden`: nobody of its user may look
+into it."""
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from engine.transfer.pool_memory import Pool, PoolMemory, pool_in
 
 SHAPE = (48, 3, 2, 2, 4, 8)  # blocks, layers, keys and values, heads, tokens, dimensions
 BLOCK_BYTES = 3 * 2 * 2 * 4 * 8 * 2
+PR_SET_DUMPABLE = 4
 ALIKE = Compatibility("same", "a model")
 
 
@@ -38,12 +41,18 @@ def offer_of(place: PoolPlace, blocks: Sequence[int], deadline: float = 1e12, **
     return msgspec.structs.replace(whole, **changes)
 
 
+def mapped(place: PoolPlace) -> int:
+    """How often this process has mapped it."""
+    with open("/proc/self/maps") as maps:
+        return maps.read().count(place.name)
+
+
 class Peer:
     """The process, from its parent."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", __name__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdout is not None
         self.place = msgspec.json.decode(self.process.stdout.readline(), type=PoolPlace)
@@ -55,6 +64,8 @@ class Peer:
 
 def main() -> None:
     memory, place, pool = make_pool(sys.argv[1])
+    if "hidden" in sys.argv:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     numbered(pool)
     print(msgspec.json.encode(place).decode(), flush=True)
     sys.stdin.read()

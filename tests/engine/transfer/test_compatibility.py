@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +41,35 @@ def test_the_same_weights_under_another_name_are_the_same(tmp_path: Path) -> Non
     assert of(str(copy)).digest == of().digest
 
 
-def test_a_tensor_that_differs_at_an_end_or_in_its_middle_is_seen(tmp_path: Path) -> None:
+def test_other_positions_or_bytes_in_another_order_are_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = resolve_model("tiny")
+    scaled = dataclasses.replace(model.config, rope=dataclasses.replace(model.config.rope, kind="linear", factor=2.0))
+    layout: tuple[Any, ...] = ("float32", "none", 16)
+    digests = {compatibility_of("tiny", model.folder, config, *layout).digest for config in (model.config, scaled)}
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert len({*digests, of().digest}) == 3
+
+
+def test_a_tensor_that_differs_anywhere_is_seen(tmp_path: Path) -> None:
     (source,) = resolve_model("tiny").folder.glob("*.safetensors")
     whole = source.read_bytes()
     path = tmp_path / source.name
     header = 8 + int.from_bytes(whole[:8], "little")
     found = set()
-    for place in (None, header, len(whole) - 1):
+    for place in (None, header, header + 1, header + 1000, (header + len(whole)) // 2, len(whole) - 1):
         data = bytearray(whole)
         if place is not None:
             data[place] ^= 1
         path.write_bytes(data)
         found.add(fingerprint(tmp_path))
-    assert len(found) == 3
+    assert len(found) == 6
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 8 + b"{}", b"\2\0\0\0\0\0\0\0[]", b"\5\0\0\0\0\0\0\0{{{{{"])
+HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+OUTSIDE = len(HEADER).to_bytes(8, "little") + HEADER + b"1234"
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8 + b"{}", b"\2\0\0\0\0\0\0\0[]", b"\5\0\0\0\0\0\0\0{{{{{", OUTSIDE])
 def test_files_that_hold_no_weights_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="is not a whole safetensors file"):

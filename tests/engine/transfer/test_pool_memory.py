@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -18,12 +20,14 @@ from engine.loading.resolve import resolve_model
 from engine.model import allocate_kv
 from engine.transfer.pool_memory import (
     MAX_RUN,
+    CannotMap,
     MappedPools,
     OtherLayout,
     PoolGone,
     PoolMemory,
     check_alike,
-    is_there,
+    check_others_map,
+    check_there,
     map_pool,
     own_host,
     pool_in,
@@ -31,7 +35,7 @@ from engine.transfer.pool_memory import (
     runs,
     write_blocks,
 )
-from tests.engine.transfer.peer import SHAPE, Peer, make_pool, numbered
+from tests.engine.transfer.peer import SHAPE, Peer, make_pool, mapped, numbered
 
 
 @pytest.fixture
@@ -55,9 +59,10 @@ def test_a_pool_goes_with_its_process_but_for_who_has_mapped_it(peer: Peer) -> N
     pools = MappedPools()
     pool = pools.pool(peer.place)
     assert pools.pool(peer.place) is pool
-    assert is_there(peer.place)
+    check_there(peer.place)
     peer.kill()
-    assert not is_there(peer.place)
+    with pytest.raises(PoolGone):
+        check_there(peer.place)
     assert int(pool[47].min()) == 48
     with pytest.raises(PoolGone, match="is gone"):
         pools.pool(peer.place)
@@ -84,7 +89,8 @@ def test_another_process_with_the_number_of_one_that_died_is_not_taken_for_it() 
     for look in (map_pool, MappedPools().pool):
         with pytest.raises(PoolGone, match="another one has its number"):
             look(dead)
-    assert not is_there(dead)
+    with pytest.raises(PoolGone):
+        check_there(dead)
     memory.close()
     with open(os.devnull) as other:  # takes the descriptor's number
         os.dup2(other.fileno(), number := int(place.path.rsplit("/", 1)[1]))
@@ -92,6 +98,153 @@ def test_another_process_with_the_number_of_one_that_died_is_not_taken_for_it() 
             map_pool(place)
         if number != other.fileno():
             os.close(number)
+
+
+def test_a_pipe_that_has_the_number_is_not_waited_for() -> None:
+    """Nobody writes into it: whoever opens it to read waits for ever."""
+    memory, place, _ = make_pool("here")
+    reading, writing = os.pipe()
+    os.close(writing)
+    place = msgspec.structs.replace(place, path=f"/proc/{os.getpid()}/fd/{reading}")
+    errors: list[Exception] = []
+
+    def look() -> None:
+        try:
+            map_pool(place)
+        except PoolGone as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert [type(error) for error in errors] == [PoolGone]
+    os.close(reading)
+    memory.close()
+
+
+def test_pools_stay_mapped_from_call_to_call_until_their_process_ends(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.transfer.pool_memory.FORGET_SECONDS", 0.01)
+    for block in range(5):
+        data = read_blocks(peer.place, [block])
+        assert mapped(peer.place) == (1 if block == 0 else 2)
+        write_blocks(peer.place, [block], data + 1)  # the same memory, and seen at once
+        assert int(read_blocks(peer.place, [block]).max()) == block + 2
+        assert mapped(peer.place) == 2, "for reading, and for writing"
+    peer.kill()
+    deadline = time.monotonic() + 60
+    while mapped(peer.place):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_so_many_pools_stay_mapped_and_no_more() -> None:
+    pools, made = MappedPools(most=2), [make_pool("here") for _ in range(3)]
+    first, second, third = (place for _, place, _ in made)
+    for place in (first, second, first, third):
+        pools.pool(place)
+    others = {id(place): mapped(place) - 1 for _, place, _ in made}  # whoever made it has mapped it too
+    assert [others[id(place)] for place in (first, second, third)] == [1, 0, 1]
+    pools.close()
+    assert [mapped(place) for place in (first, second, third)] == [1, 1, 1]
+    for memory, _, _ in made:
+        memory.close()
+
+
+def test_nothing_is_left_of_many_that_came_and_went() -> None:
+    def left() -> tuple[int, int, int]:
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), maps.read().count("memfd:kv-"), threading.active_count()
+
+    pools = MappedPools()
+    memory, place, _ = make_pool("here")
+    pools.pool(place)
+    before = left()
+    for _ in range(300):
+        other, there, _ = make_pool("here")
+        pools.pool(there)
+        other.close()  # as its end does: nobody finds it any more
+    del other, _
+    pools.pool(place)
+    assert left() == before
+    pools.close()
+    memory.close()
+
+
+STRANGER = """
+import ctypes, os, sys
+import msgspec
+from engine.transfer.offer import PoolPlace
+from engine.transfer.pool_memory import MappedPools, Unavailable, check_there
+from tests.engine.transfer.peer import make_pool
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+place = msgspec.json.decode(sys.argv[1], type=PoolPlace)
+for look in (check_there, MappedPools().pool):
+    try:
+        look(place)
+    except Unavailable as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_one_whose_memory_may_not_be_seen_is_not_taken_for_dead(peer: Peer) -> None:
+    """A process of another user, or one that nobody of its own user may look into."""
+    place = peer.place
+    if os.geteuid():
+        place = Peer(own_host(), "hidden").place
+    found = subprocess.run(
+        [sys.executable, "-c", STRANGER, msgspec.json.encode(place)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == [f"CannotMap cannot open {place.path}: Permission denied"] * 2
+
+
+TRIAL = """
+from engine.transfer.pool_memory import CannotMap, check_others_map, map_pool
+from tests.engine.transfer.peer import make_pool
+memory, place, _ = make_pool("here")
+try:
+    check_others_map(place)
+except CannotMap as error:
+    print(error)
+"""
+
+
+def test_processes_that_cannot_find_each_other_are_told_so_at_once() -> None:
+    memory, place, _ = make_pool("here")
+    check_others_map(place)
+    with pytest.raises(CannotMap, match=f"other processes cannot open {place.path}: it is /memfd:{place.name}"):
+        check_others_map(msgspec.structs.replace(place, name="another"))
+    memory.close()
+    with pytest.raises(CannotMap, match="No such file or directory"):
+        check_others_map(place)
+
+
+def test_a_proc_of_other_processes_is_noticed() -> None:
+    """As in a container that has its own numbers of processes and its host's /proc."""
+    apart = subprocess.run(
+        ["unshare", "--fork", "--pid", sys.executable, "-c", TRIAL], capture_output=True, text=True, check=False
+    )
+    if apart.returncode and "unshare" in apart.stderr:
+        pytest.skip("no namespaces may be made here")
+    assert apart.stdout.startswith("other processes cannot open /proc/"), apart.stderr
+
+
+def test_processes_with_other_clocks_or_numbers_are_on_other_hosts() -> None:
+    """A deadline means nothing to one whose clock began at another time."""
+    code = "from engine.transfer.pool_memory import own_host; print(own_host())"
+
+    def host(*command: str) -> str:
+        run = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        if run.returncode and "unshare" in run.stderr:
+            pytest.skip("no namespaces may be made here")
+        return run.stdout.strip()
+
+    assert host() == own_host()
+    assert len({own_host(), host("unshare", "--time"), host("unshare", "--fork", "--pid")}) == 3
 
 
 def test_a_pool_cannot_shrink_under_who_reads_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from engine.transfer.connector import Ended, Transfer, Unavailable
 from engine.transfer.offer import Compatibility, PoolPlace
 from engine.transfer.pool_memory import OtherLayout, PoolGone
 from engine.transfer.shared_memory import CANCELLED, LeasePassed, SharedMemoryConnector
-from tests.engine.transfer.peer import ALIKE, BLOCK_BYTES, SHAPE, Peer, make_pool, offer_of
+from tests.engine.transfer.peer import ALIKE, BLOCK_BYTES, SHAPE, Peer, make_pool, mapped, offer_of
 
 NUM_BLOCKS = 60
 SCATTERED = [(2 * i, 50 - i) for i in range(24)]  # no two follow one another: each is copied alone
@@ -26,7 +27,9 @@ SCATTERED = [(2 * i, 50 - i) for i in range(24)]  # no two follow one another: e
 class Taker:
     """An engine's connector without the engine. `moment` is called by its thread before and after each piece."""
 
-    def __init__(self, engine: str = "decode-0", host: str = "here", faults: Sequence[str] = ()) -> None:
+    def __init__(
+        self, engine: str = "decode-0", host: str = "here", faults: Sequence[str] = (), patience: float = math.inf
+    ) -> None:
         self.now = 100.0
         self.moment: Callable[[int], None] = lambda count: None
         self.looks = 0  # at the clock, by the copying thread
@@ -34,7 +37,7 @@ class Taker:
         self.memory, self.place, self.pool = make_pool(host, NUM_BLOCKS)
         wake = self.woken.release
         self.connector = SharedMemoryConnector(
-            engine, ALIKE, self.place, self.pool, wake, self.clock, faults=Faults(faults)
+            engine, ALIKE, self.place, self.pool, wake, self.clock, faults=Faults(faults), patience=patience
         )
 
     def clock(self) -> float:
@@ -199,6 +202,34 @@ def test_what_is_copied_past_the_deadline_is_worth_nothing(taker: Taker, giver: 
     taker.check(SCATTERED[: look - 1])
 
 
+def test_at_the_deadline_itself_it_is_too_late(taker: Taker, giver: Peer) -> None:
+    """From then on the engine that offers may use its blocks for others."""
+
+    def expire(count: int) -> None:
+        if count == len(SCATTERED) + 1:
+            taker.now = 160.0
+
+    taker.moment = expire
+    taker.begin(giver.place, SCATTERED, deadline=160.0)
+    assert taker.ended().error == "the lease of prefill-0's blocks has ended 0.0 s ago"
+
+
+@pytest.mark.parametrize(("seconds", "error"), [(20.0, ""), (20.5, "prefill-0's blocks were not here within 20 s")])
+def test_what_takes_too_long_is_given_up(giver: Peer, seconds: float, error: str) -> None:
+    """Waiting for others included; at a piece's end, whose blocks are then the connector's no more."""
+    taker = Taker(patience=20.0)
+
+    def wait(count: int) -> None:
+        if count == 5:
+            taker.now = 100.0 + seconds
+
+    taker.moment = wait
+    taker.begin(giver.place, SCATTERED)
+    assert taker.ended().error == error
+    taker.check(SCATTERED[:4] if error else SCATTERED)
+    taker.close()
+
+
 def test_what_is_copied_in_time_is_good(taker: Taker, giver: Peer) -> None:
     def late(count: int) -> None:
         if count == len(SCATTERED) + 1:
@@ -232,7 +263,7 @@ def test_a_giver_killed_while_its_blocks_are_copied_costs_nothing(taker: Taker, 
 def test_pools_of_the_dead_are_let_go_though_nothing_is_transferred(
     taker: Taker, mortal: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.transfer.shared_memory.FORGET_SECONDS", 0.01)
+    monkeypatch.setattr("engine.transfer.pool_memory.FORGET_SECONDS", 0.01)
     taker.begin(mortal.place, SCATTERED)
     taker.ended()
     assert mapped(mortal.place)
@@ -243,16 +274,28 @@ def test_pools_of_the_dead_are_let_go_though_nothing_is_transferred(
         time.sleep(0.01)
 
 
-def mapped(place: PoolPlace) -> bool:
-    with open("/proc/self/maps") as maps:
-        return place.name in maps.read()
-
-
 def test_a_copy_that_fails_costs_one_transfer(taker: Taker, giver: Peer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     taker.pool.flags.writeable = False
     taker.begin(giver.place, SCATTERED)
     assert taker.ended().error.startswith("copying prefill-0's blocks failed: ValueError: assignment destination")
+    taker.pool.flags.writeable = True
+    taker.begin(giver.place, SCATTERED)
+    assert taker.ended().error == ""
+
+
+def test_a_failure_is_told_though_it_cannot_be_logged(
+    taker: Taker, giver: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what comes after it is copied."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr("engine.transfer.shared_memory.event", full)
+    taker.pool.flags.writeable = False
+    taker.begin(giver.place, SCATTERED)
+    assert taker.ended().error.startswith("copying prefill-0's blocks failed")
     taker.pool.flags.writeable = True
     taker.begin(giver.place, SCATTERED)
     assert taker.ended().error == ""
@@ -274,7 +317,10 @@ def test_a_copy_can_be_made_to_fail_or_to_take_longer(giver: Peer, caplog: pytes
 def test_a_pool_that_may_not_be_read_is_told(taker: Taker, giver: Peer) -> None:
     place = msgspec.structs.replace(giver.place, path="/proc/self/mem/x")
     taker.begin(place, SCATTERED)
-    assert "prefill-0's blocks cannot be read: cannot open /proc/self/mem/x: Not a directory" in taker.ended().error
+    told = "prefill-0's blocks cannot be read: cannot open /proc/self/mem/x: Not a directory"
+    assert taker.ended().error == told
+    with pytest.raises(Unavailable, match=told):
+        taker.connector.available(offer_of(place, [1]), 0)
 
 
 def test_an_offer_is_worth_the_tokens_that_are_not_here(taker: Taker, giver: Peer) -> None:
