@@ -95,11 +95,11 @@ class Request:
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
         self.id = id
-        # The prompt, then what was generated.
-        self.tokens: list[int] | ComputedTokens = (
-            prompt if isinstance(prompt, ComputedTokens) and not generated else [*prompt, *generated]
-        )
         self.prompt_length = len(prompt)
+        # The prompt, then what was generated.
+        self.tokens: list[int] | ComputedTokens = prompt if isinstance(prompt, ComputedTokens) else list(prompt)
+        for token in generated:
+            self.tokens.append(token)
         self.sampling = sampling
         self.scheduling = scheduling
         self.arrived = arrived

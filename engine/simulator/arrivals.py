@@ -24,18 +24,22 @@ class Arrivals:
     """The first `requests` requests of a trace that is repeated; the first one comes at 0.
 
     A round begins where the one before ended, after the mean gap between two arrivals. `speed` divides arrivals and
-    think times. A turn of a chat comes when its session's turn before has ended; `ended` or `failed` must say so.
+    think times, `crowd` arrivals alone: so many times as many people, who think as long as ever. A turn of a chat comes
+    when its session's turn before has ended; `ended` or `failed` must say so.
     """
 
-    def __init__(self, trace: Sequence[TracedRequest], requests: int, speed: float = 1.0) -> None:
+    def __init__(self, trace: Sequence[TracedRequest], requests: int, speed: float = 1.0, crowd: float = 1.0) -> None:
         if not trace:
             raise ValueError("a trace needs at least one request")
         if requests < 1 or not speed > 0:
             raise ValueError(f"requests must be at least 1 and speed above 0, got {requests} and {speed}")
+        if not crowd > 0:
+            raise ValueError(f"crowd must be above 0, got {crowd}")
         self.total = requests
         self.unsent = 0  # turns whose session ended early
         self._trace = trace
         self._speed = speed
+        self._pace = speed * crowd
         self._first = trace[0].arrival
         span = trace[-1].arrival - self._first
         self._period = span * len(trace) / max(1, len(trace) - 1)
@@ -86,7 +90,7 @@ class Arrivals:
             for index in self._opening:
                 if round * len(self._trace) + index >= self.total:
                     return
-                yield self._arrival(round, index, (begin + self._trace[index].arrival) / self._speed)
+                yield self._arrival(round, index, (begin + self._trace[index].arrival) / self._pace)
 
     def _following(self, index: int, round: int) -> list[int]:
         most = self.total - round * len(self._trace)

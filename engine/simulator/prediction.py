@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.cluster.protocol import ClusterControl, Role, RouterState
 from engine.protocol import Control
+from engine.simulator.hardware import Roofline
 from engine.simulator.ideal import Ideal
 from engine.simulator.runner import StepCost
+from engine.simulator.slo import Slo
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -18,8 +21,9 @@ class Settings(msgspec.Struct, frozen=True):
     num_host_blocks: int
     kv_bytes_per_token: int
     max_model_len: int
-    cost: StepCost
+    cost: StepCost | Roofline
     speed: float = 1.0
+    crowd: float = 1.0  # arrivals alone are so many times as fast again
     requests: int = 1
     fresh: bool = True  # each repetition of the trace is new text
     partial_hits: bool = True  # also parts of cached blocks are found, and copied
@@ -93,6 +97,7 @@ class Queueing(msgspec.Struct, frozen=True):
     max_length: int
     time_to_first_token: Percentiles
     end_to_end: Percentiles
+    inter_token: Percentiles = Percentiles(0)  # the gaps between the tokens of all answers, to 0.4 %
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -127,3 +132,60 @@ class Prediction(msgspec.Struct, frozen=True):
     queue: Queueing
     throughput: Throughput
     simulation: SimulationCost
+
+
+class Pools(msgspec.Struct, frozen=True):
+    """Several engines, each with the pool and the costs that `Settings` has, behind the router.
+
+    Each has a `link` of so many bytes a second in each direction, which its transfers share alike; one goes at what the
+    busier end leaves it, `link_latency` seconds after it was begun.
+    """
+
+    control: ClusterControl
+    link: float
+    link_latency: float = 0.0
+    lease_seconds: float = 30.0
+    slo: Slo | None = None
+
+
+class RoleUse(msgspec.Struct, frozen=True):
+    """What the engines of one role did, together. `busy_share` is of the seconds that all of them had."""
+
+    engines: int
+    steps: int
+    computed_tokens: int
+    busy_seconds: float
+    busy_share: float | None
+    most_busy_share: float | None  # of the one that did the most
+
+
+class TransfersMade(msgspec.Struct, frozen=True):
+    """`waited`: from the offer until there were blocks for it; `moved`: from then until they were filled."""
+
+    done: int
+    failed: int  # computed again instead
+    expired: int  # leases that ended before anybody had what was offered
+    blocks: int
+    nbytes: int
+    waited: Percentiles
+    moved: Percentiles
+
+
+class Goodput(msgspec.Struct, frozen=True):
+    """Requests that kept to all limits, of those served; a gap beyond the limit is one too many."""
+
+    slo: Slo
+    met: int
+    share: float | None
+    requests_per_second: float | None
+
+
+class PoolsPrediction(Prediction, frozen=True):
+    """What several engines would do. Figures of `Prediction` are of all of them; `waste` is that of one while it has
+    rows, its peaks those of the fullest."""
+
+    pools: Pools
+    roles: dict[Role, RoleUse]
+    transfers: TransfersMade
+    router: RouterState
+    goodput: Goodput | None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from engine.simulator.hardware import Roofline
 from engine.simulator.prediction import Hits, Percentiles, Prediction
+from engine.simulator.runner import StepCost
 
 
 def report(prediction: Prediction) -> str:
     """The whole prediction, a line for each figure."""
-    return "\n".join(f"{name:<22} {text}".rstrip() for name, text in _lines(prediction))
+    return table(lines(prediction))
 
 
-def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
+def table(told: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<22} {text}".rstrip() for name, text in told)
+
+
+def lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
     settings, control = prediction.settings, prediction.settings.control
     requests, hits, ideal = prediction.requests, prediction.hits, prediction.hits.ideal
     waste, preemptions, queue = prediction.waste, prediction.preemptions, prediction.queue
@@ -26,11 +32,7 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
         f"{control.scheduling_policy}, at most {control.max_num_seqs} rows and {control.max_num_batched_tokens} "
         f"tokens a step",
     )
-    yield (
-        "step",
-        f"{cost.step:g} s + {cost.token:g} s a token + {cost.context:g} s a token of context + {cost.move:g} s a "
-        f"token moved",
-    )
+    yield "step", _cost(cost)
     short = f", {requests.cut_short:,} of them cut short by the context" if requests.cut_short else ""
     yield "requests", f"{requests.completed:,} of {requests.total:,} served{short}"
     if requests.refused or requests.unsent:
@@ -65,14 +67,15 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
         f"{preemptions.lost_tokens:,} tokens lost, {preemptions.swapped_out_blocks:,} blocks swapped out",
     )
     yield "queue", f"at most {queue.max_length:,} wait"
-    yield "wait", _seconds(queue.wait)
-    yield "time to first token", _seconds(queue.time_to_first_token)
-    yield "end to end", _seconds(queue.end_to_end)
+    yield "wait", seconds(queue.wait)
+    yield "time to first token", seconds(queue.time_to_first_token)
+    yield "end to end", seconds(queue.end_to_end)
+    yield "between tokens", seconds(queue.inter_token)
     yield (
         "throughput",
-        f"{_rate(throughput.output_tokens_per_second)} answer tokens/s, "
-        f"{_rate(throughput.prompt_tokens_per_second)} prompt tokens/s, "
-        f"{_rate(throughput.requests_per_second)} requests/s",
+        f"{rate(throughput.output_tokens_per_second)} answer tokens/s, "
+        f"{rate(throughput.prompt_tokens_per_second)} prompt tokens/s, "
+        f"{rate(throughput.requests_per_second)} requests/s",
     )
     yield (
         "steps",
@@ -85,6 +88,21 @@ def _lines(prediction: Prediction) -> Iterator[tuple[str, str]]:
     )
 
 
+def _cost(cost: StepCost | Roofline) -> str:
+    if isinstance(cost, Roofline):
+        return (
+            f"{cost.overhead:g} s + the longer of {cost.weight_bytes:,} bytes of weights and {cost.kv_bytes:,} a token "
+            f"of context at {cost.memory_bandwidth:g} a second, and {cost.token_operations:g} operations a token, "
+            f"{cost.draw_operations:g} a drawn one and {cost.pair_operations:g} a pair at {cost.flops:g} a second"
+        )
+    told = f"{cost.step:g} s + {cost.token:g} s a token + {cost.context:g} s a token of context"
+    if cost.row:
+        told += f" + {cost.row:g} s a drawn token"
+    if cost.attention:
+        told += f" + {cost.attention:g} s a pair that attention looks at"
+    return f"{told} + {cost.move:g} s a token moved"
+
+
 def _found(hits: Hits) -> str:
     if hits.token_rate is None or hits.block_rate is None:
         return "nothing was looked up"
@@ -94,11 +112,14 @@ def _found(hits: Hits) -> str:
     )
 
 
-def _rate(value: float | None) -> str:
+def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.1f}"
 
 
-def _seconds(times: Percentiles) -> str:
+def seconds(times: Percentiles) -> str:
+    """A median below a tenth of a second is told in milliseconds."""
     if times.p50 is None or times.p90 is None or times.p99 is None:
         return "nobody"
+    if times.p50 < 0.1:
+        return f"{times.p50 * 1e3:.1f} ms median, {times.p90 * 1e3:.1f} ms at 90 %, {times.p99 * 1e3:.1f} ms at 99 %"
     return f"{times.p50:,.2f} s median, {times.p90:,.2f} s at 90 %, {times.p99:,.2f} s at 99 %"

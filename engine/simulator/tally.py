@@ -8,7 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from engine.protocol import Joined, Record
+from engine.request import Request
 from engine.simulator.arrivals import Arrival
+from engine.simulator.gaps import Gaps
 from engine.simulator.ideal import Ideal
 from engine.simulator.prediction import (
     Hits,
@@ -19,6 +21,24 @@ from engine.simulator.prediction import (
     Throughput,
     Waste,
 )
+
+
+class Served:
+    """A request that is being served: `request` is the engine's own, of the one that has it now."""
+
+    __slots__ = ("arrival", "first_token", "last_token", "longest_gap", "preemptions_before", "request", "tokens")
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+        self.request: Request
+        self.preemptions_before = 0  # at an engine that has handed it over
+        self.tokens = 0  # of its answer
+        self.first_token = self.last_token = 0.0
+        self.longest_gap = 0.0
+
+    @property
+    def preemptions(self) -> int:
+        return self.preemptions_before + self.request.preemptions
 
 
 class Tally:
@@ -33,6 +53,7 @@ class Tally:
         self.waiting = self.max_waiting = 0
         self.steps = self.rows = self.computed_tokens = 0
         self.busy = self.last_end = 0.0
+        self._gaps = Gaps()
         self._looked_up = self._found = self._looked_up_blocks = self._found_blocks = 0
         self._copied = self._evicted = 0
         self._weight = self._held = self._filled = self._external = 0.0
@@ -43,10 +64,10 @@ class Tally:
         self.waiting += 1
         self.max_waiting = max(self.max_waiting, self.waiting)
 
-    def joined(self, arrival: Arrival, joined: Joined, begun: float) -> None:
-        """A request got into the step that began at `begun`."""
+    def joined(self, arrival: Arrival, joined: Joined, begun: float, first: bool = True) -> None:
+        """A request got into the step that began at `begun`; not `first`: at another engine after its first one."""
         self.waiting -= 1
-        if joined.resumed:
+        if joined.resumed or not first:
             return
         self.waits.append(begun - arrival.time)
         self._looked_up += joined.looked_up_tokens
@@ -56,15 +77,27 @@ class Tally:
         self._copied += joined.copied_tokens
         self._evicted += joined.evicted_tokens
 
-    def ended(self, arrival: Arrival, generated: int, first_token: float, preemptions: int, now: float) -> None:
+    def token(self, served: Served, now: float) -> None:
+        """It has a token more."""
+        if served.tokens:
+            gap = now - served.last_token
+            self._gaps.add(gap)
+            served.longest_gap = max(served.longest_gap, gap)
+        else:
+            served.first_token = now
+        served.tokens += 1
+        served.last_token = now
+
+    def ended(self, served: Served, now: float) -> None:
         """A request was served."""
+        arrival = served.arrival
         self.completed += 1
-        self.cut_short += generated < arrival.traced.output_tokens
+        self.cut_short += served.tokens < arrival.traced.output_tokens
         self.prompt_tokens += arrival.traced.prompt_tokens
-        self.output_tokens += generated
-        self.first_tokens.append(first_token - arrival.time)
+        self.output_tokens += served.tokens
+        self.first_tokens.append(served.first_token - arrival.time)
         self.ends.append(now - arrival.time)
-        self._preempted += preemptions > 0
+        self._preempted += served.preemptions > 0
         self.last_end = now
 
     def step(self, record: Record, seconds: float) -> None:
@@ -104,8 +137,8 @@ class Tally:
             found_blocks=self._found_blocks,
             copied_tokens=self._copied,
             evicted_tokens=self._evicted,
-            token_rate=_ratio(self._found, self._looked_up),
-            block_rate=_ratio(self._found_blocks, self._looked_up_blocks),
+            token_rate=ratio(self._found, self._looked_up),
+            block_rate=ratio(self._found_blocks, self._looked_up_blocks),
             ideal=ideal,
             ideal_repeated_rate=ideal.repeated_rate,
             ideal_reusable_rate=ideal.reusable_rate,
@@ -126,7 +159,8 @@ class Tally:
         return Preemptions(self._recompute, self._swap, self._lost, self._swapped, self._preempted)
 
     def queue(self) -> Queueing:
-        return Queueing(_percentiles(self.waits), self.max_waiting, *map(_percentiles, (self.first_tokens, self.ends)))
+        waits, first_tokens, ends = map(percentiles, (self.waits, self.first_tokens, self.ends))
+        return Queueing(waits, self.max_waiting, first_tokens, ends, self._gaps.told())
 
     def throughput(self) -> Throughput:
         timed = self.last_end if self.busy else 0.0
@@ -136,17 +170,17 @@ class Tally:
             steps=self.steps,
             mean_rows=self.rows / max(1, self.steps),
             computed_tokens=self.computed_tokens,
-            requests_per_second=_ratio(self.completed, timed),
-            prompt_tokens_per_second=_ratio(self.prompt_tokens, timed),
-            output_tokens_per_second=_ratio(self.output_tokens, timed),
+            requests_per_second=ratio(self.completed, timed),
+            prompt_tokens_per_second=ratio(self.prompt_tokens, timed),
+            output_tokens_per_second=ratio(self.output_tokens, timed),
         )
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _percentiles(seconds: Iterable[float]) -> Percentiles:
+def percentiles(seconds: Iterable[float]) -> Percentiles:
     values = np.asarray(seconds)
     if not len(values):
         return Percentiles(0)

@@ -12,6 +12,8 @@ from engine.trace_lengths import TracedRequest
 
 _NAME_BYTES = 16
 _OFFSET_BYTES = 4
+_HEAD_BYTES = 8  # of a name: what events and routers know it by
+_HEADS = 1 << 8 * _HEAD_BYTES
 
 
 class TracedTokens(ComputedTokens):
@@ -74,7 +76,7 @@ def block_names(traced: TracedRequest, round: int, block_size: int, tokens: int)
 
     Like the engine's own hash a name stands for every token up to the block's end, but it costs a hash a piece, not
     one a token: it is the hash of what comes before the piece in which the block ends, chained with that piece's
-    identity, and how much of the piece lies before the end.
+    identity, its first 8 bytes plus how much of the piece lies before the end.
     """
     return _names(traced, round, range(block_size, tokens + 1, block_size))
 
@@ -93,7 +95,8 @@ def _names(traced: TracedRequest, round: int, ends: range) -> list[bytes]:
         chained = blake2b(b"%b %d" % (before, identity), digest_size=_NAME_BYTES).digest()
         end = begin + tokens
         inside = ends[len(names) : max(len(names), (end - ends.start) // ends.step + 1)]
-        names += [chained + (place - begin).to_bytes(_OFFSET_BYTES, "big") for place in inside]
+        head, rest = int.from_bytes(chained[:_HEAD_BYTES], "big") - begin, chained[_HEAD_BYTES:]
+        names += [((head + place) % _HEADS).to_bytes(_HEAD_BYTES, "big") + rest for place in inside]
         if len(names) == len(ends):
             break
         before = chained + tokens.to_bytes(_OFFSET_BYTES, "big")
