@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from engine import log
 from engine.cluster import sizes
 from engine.cluster.client import ClusterClient
 from engine.cluster.dispatcher import Dispatcher
+from engine.cluster.filling import filled
 from engine.cluster.protocol import ClusterControl, Role, RouterState, TransferDone, TransferState
 from engine.cluster.router import Router
 from engine.cluster.worker import Distant, Worker, WorkerSpec
@@ -400,10 +402,9 @@ class Cluster:
         elif not isinstance(worker.core, Distant):
             error = f"{worker.name} can only read what is on its own host"
         else:
-            try:
-                error = await worker.core.fill(pull, source.core)
-            except Exception as failure:  # whatever it is, the engine waits to hear of it
-                error = f"{type(failure).__name__}: {failure}"
+            what = f"the blocks of {source.name} for {worker.name}"
+            overdue = partial(self.dispatcher.overdue, client, pull.offer.lease)
+            error = await filled(worker.core.fill(pull, source.core), self.config.transfer_seconds, what, overdue)
         with contextlib.suppress(EngineDiedError):
             client.pulled(pull.request, pull.offer.lease, error)
 

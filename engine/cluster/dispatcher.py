@@ -186,6 +186,17 @@ class Dispatcher:
             self._leave(way)
             self._move(way, why)
 
+    def overdue(self, client: CoreClient, lease: str, why: str) -> None:
+        """An engine has not been told whether blocks that it was offered are there, and keeps their places: whoever was
+        to go on with them goes on elsewhere."""
+        self.leases.overdue(lease)
+        self._changed()
+        way = self._placed.pop(lease, None)
+        if way is not None and way.client is client:
+            client.abort(tuple(way.journey.live), "abort")
+            self._leave(way)
+            self._move(way, why)
+
     def has(self, name: str, client: CoreClient | None) -> bool:
         """Whether a worker still has something to do, or keeps something for another."""
         return any(way.client is client for way in self.live.values()) or self.leases.is_part(name)

@@ -50,6 +50,11 @@ class Leases:
         if (found := self._leases.get(lease)) is not None:
             found.phase, found.blocks, found.nbytes = "moving", blocks, nbytes
 
+    def overdue(self, lease: str) -> None:
+        """The target waits for it no more, and may not use those blocks for others. Nothing of one that is over."""
+        if (found := self._leases.get(lease)) is not None:
+            found.phase = "overdue"
+
     def taken(self, told: Taken, now: float, unix: float) -> TransferDone | None:
         """The target reads it no more, and its `source` is to be told so. None if nobody keeps it by now."""
         found = self._leases.pop(told.lease, None)

@@ -20,7 +20,7 @@ RECENT_TRANSFERS = 64
 Role = Literal["prefill", "decode", "replica"]
 WorkerPhase = Literal["starting", "ready", "draining", "dead"]
 Routing = Literal["prefix", "least_loaded", "round_robin"]
-TransferPhase = Literal["offered", "waiting", "moving"]
+TransferPhase = Literal["offered", "waiting", "moving", "overdue"]
 Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)]
 
 
@@ -104,7 +104,8 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 class TransferState(msgspec.Struct, frozen=True):
     """A request between two engines. `offered`: the front has yet to place it. `waiting`: the decode side has not taken
-    blocks for it yet. `moving`: they are being filled."""
+    blocks for it yet. `moving`: they are being filled. `overdue`: for long nobody has told whether
+    they were, and the request went on elsewhere; they are kept until somebody does, or the engine ends."""
 
     request: str
     lease: str

@@ -274,6 +274,35 @@ def test_what_a_worker_that_is_drained_still_has_goes_on_elsewhere():
 
 
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("left", [False, True])
+def test_what_nobody_tells_the_end_of_goes_on_elsewhere_and_its_blocks_are_kept(n, left):
+    """Until somebody does: whoever fills them may still be writing. So it is if only siblings wait for them."""
+    some = cluster(1, 2)
+    some.add(PROMPT, greedy(12, ignore_eos=True), n)
+    while not some.dispatcher.leases.told(0.0) or some.dispatcher.leases.told(0.0)[0].phase != "moving":
+        for name in some.workers:
+            some.step(name)
+            some.deliver(name)
+    (moving,) = some.dispatcher.leases.told(0.0)
+    target = some.workers[moving.target]
+    if left:
+        some.leave(["r0"])
+    some.dispatcher.overdue(target.client, moving.lease, "nobody has told")
+    for _ in range(60):
+        for name in some.workers:
+            some.step(name)
+            some.deliver(name)
+    assert {asked.finished for asked in some.asked.values()} == ({"length", None} if left else {"length"}) - (
+        {"length"} if left and n == 1 else set()
+    )
+    (overdue,) = some.dispatcher.leases.told(0.0)
+    assert overdue.phase == "overdue"
+    assert target.core.info.num_blocks - target.core.pool.num_available == len(target.connector.jobs["r0"].left) == 5
+    some.dispatcher.overdue(target.client, moving.lease, "told again, though nobody waits any more")
+    some.run()
+
+
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", ["leave", "drain"])
 def test_an_offer_that_crosses_an_abort_is_released(how, n):
     some = brought_to("prefill", n)

@@ -16,7 +16,12 @@ from tui.panels.line import Line, box, clean, cut, fit, join, short_id
 from tui.view import Frame
 
 KEYS: tuple[Key, ...] = (Key("up down", "scroll"), Key("home end", "the first, the last"))
-_PHASES: dict[TransferPhase, str] = {"offered": "queue", "waiting": "warn", "moving": "speed"}  # roles of each
+_PHASES: dict[TransferPhase, str] = {  # roles of each
+    "offered": "queue",
+    "waiting": "warn",
+    "moving": "speed",
+    "overdue": "bad",
+}
 ROOMY = 54  # cells from which on figures have columns
 WHEEL_ROWS = 3
 _NAME, _WAY = 9, 28  # cells of a worker's name, and of a request's with those of both workers
