@@ -412,6 +412,8 @@ class CoreClient:
         if self._writer is not None:
             self._writer.transport.abort()
         await asyncio.to_thread(self._core.stop, 1.0 if self.info is not None else 0)
+        if self.death is None:  # nobody reads what comes of it any more, who would tell those that wait
+            self._fail()
 
     @property
     def _control(self) -> Control:

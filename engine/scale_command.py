@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from engine.cli import INTERRUPTED, Adder, between, file_name, number, show, unusable
-from engine.cluster.protocol import MOST_WORKERS, ClusterControl, ClusterState, Routing, WorkerPhase, WorkerState
-from engine.cluster.sizes import FIELDS
+from engine.cluster.protocol import MOST_WORKERS, ClusterState, Routing, WorkerPhase, WorkerState
+from engine.cluster.sizes import FIELDS, told
 from engine.keys import first_key, key
 from engine.log import printable
 
@@ -78,8 +78,8 @@ def _scale(arguments: argparse.Namespace) -> int:
     try:
         state, changed = server.change(wanted), True
         progress = _Progress(state)
-        told = progress.say(f"wanted: {_told(state.control)}") or progress.tell(state)
-        return told or _follow(server, progress, arguments.timeout)
+        unwritten = progress.say(f"wanted: {told(state.control)}") or progress.tell(state)
+        return unwritten or _follow(server, progress, arguments.timeout)
     except NotDone as error:
         print(f"paged-engine: error: {printable(str(error))}", file=sys.stderr)
         return FAILED
@@ -170,12 +170,6 @@ def _more(worker: WorkerState) -> str:
         requests = _requests(worker)
         return ", 1 request" if requests == 1 else f", {requests:,} requests"
     return f", {worker.reason}" if worker.reason and worker.phase != "ready" else ""
-
-
-def _told(control: ClusterControl) -> str:
-    sizes = ", ".join(f"{field} {getattr(control, field)}" for field in FIELDS.values())
-    separate = "on" if control.separate else "off"
-    return f"{sizes}, separate {separate}, routing {control.routing}, local prefill {control.local_prefill}"
 
 
 def _address(text: str) -> SplitResult:

@@ -26,7 +26,7 @@ from engine.cli import (
     unicode_text,
     unusable,
 )
-from engine.cluster.options import add_cluster, check_cluster, chosen_cluster, fault
+from engine.cluster.options import add_cluster, check_cluster, chosen_cluster, fault, host_memory
 from engine.cluster.protocol import ClusterControl
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.keys import KeyDigest, key, read_keys
@@ -364,7 +364,8 @@ def _serve_several(
 
     async def run() -> int:
         shared = msgspec.structs.replace(config, transfer="shared_memory")
-        cluster = Cluster(shared, chosen, lambda spec: CoreProcess(spec.config), control, physical_cores())
+        cores, memory = physical_cores(), host_memory(config)
+        cluster = Cluster(shared, chosen, lambda spec: CoreProcess(spec.config), control, cores, memory)
         return await serve_cluster(cluster, listener)
 
     return asyncio.run(run())

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.core_client import IDLE_SECONDS, CallRefusedError, Cleared, ControlInForce, EngineDiedError, Sink
+from engine.core_client import (
+    IDLE_SECONDS,
+    CallFailedError,
+    CallRefusedError,
+    Cleared,
+    ControlInForce,
+    EngineDiedError,
+    Sink,
+)
 from engine.messages import Add, BlockTokens, Reply, RequestTokens
 from engine.protocol import Control, EngineInfo, FinishReason, LiveRequest, LiveRequests, encode
 
@@ -18,6 +26,8 @@ if TYPE_CHECKING:
     from engine.cluster.cluster import Cluster
     from engine.core_client import CoreClient
 
+T = TypeVar("T")
+ANSWER_SECONDS = 5.0  # within which an engine tells what it has; a step may be between
 _decode_requests = msgspec.json.Decoder(LiveRequests).decode
 
 
@@ -72,9 +82,9 @@ class ClusterClient:
         raise CallRefusedError("a cluster has no snapshot, each of its workers has one")
 
     async def requests(self) -> bytes:
-        """Those of all workers, one after the other; `seq` is of none of them: 0. One that is being handed over is
-        told by both."""
-        told = await asyncio.gather(*(client.requests() for _, client in self._clients()), return_exceptions=True)
+        """Those of all workers that answer, one after the other; `seq` is of none of them: 0. One that is being handed
+        over is told by both."""
+        told = await self._ask(lambda client: client.requests())
         found = [_decode_requests(one) for one in told if isinstance(one, bytes)]
         requests: list[LiveRequest] = [request for one in found for request in one.requests]
         return encode(
@@ -91,9 +101,7 @@ class ClusterClient:
 
     async def request_tokens(self, request: str, first: int, before: int) -> tuple[int, RequestTokens] | None:
         """Of whichever engine has most of it."""
-        told = await asyncio.gather(
-            *(client.request_tokens(request, first, before) for _, client in self._clients()), return_exceptions=True
-        )
+        told = await self._ask(lambda client: client.request_tokens(request, first, before))
         found = [one for one in told if one is not None and not isinstance(one, BaseException)]
         return max(found, key=lambda one: one[1].first + len(one[1].part.tokens), default=None)
 
@@ -103,8 +111,11 @@ class ClusterClient:
 
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix, of all workers."""
-        cleared = await asyncio.gather(*(client.clear_cache() for _, client in self._clients()))
-        return Cleared(sum(one.blocks for one in cleared), 0)
+        told = await asyncio.gather(*(client.clear_cache() for _, client in self._clients()), return_exceptions=True)
+        cleared = [one for one in told if not isinstance(one, EngineDiedError)]  # it has nothing cached any more
+        if (failed := next((one for one in cleared if isinstance(one, BaseException)), None)) is not None:
+            raise failed
+        return Cleared(sum(one.blocks for one in cleared if not isinstance(one, BaseException)), 0)
 
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
         """Change the control of all engines, also of those that come later. Raises CallRefusedError where one of them
@@ -125,9 +136,9 @@ class ClusterClient:
                         seq = max(seq, (await client.patch_control(lambda _: wanted)).seq)
                         before[client] = had
                         self._told[name] = wanted
-            except CallRefusedError:
+            except (CallRefusedError, CallFailedError):
                 for client, had in before.items():
-                    with contextlib.suppress(EngineDiedError):
+                    with contextlib.suppress(EngineDiedError, CallFailedError):
                         await client.patch_control(partial(_always, had))
                 self._told = dict.fromkeys(self._told, self.control)
                 raise
@@ -155,9 +166,15 @@ class ClusterClient:
     async def shutdown(self, timeout: float = 3.0) -> None:
         await self._cluster.shutdown(timeout)
 
+    async def _ask(self, call: Callable[[CoreClient], Awaitable[T]]) -> list[T | BaseException]:
+        """Ask all engines at once what they have: one that is stopped does not keep the others' answers."""
+        return await asyncio.gather(
+            *(asyncio.wait_for(call(client), ANSWER_SECONDS) for _, client in self._clients()), return_exceptions=True
+        )
+
     def _clients(self) -> list[tuple[str, CoreClient]]:
         """Those of engines that are ready, with their workers' names."""
-        clients = [(worker.name, worker.client) for worker in self._cluster.workers]
+        clients = [(worker.name, worker.client) for worker in self._cluster.workers if worker.phase != "dead"]
         return [(name, client) for name, client in clients if client is not None and client.ready]
 
 

@@ -19,6 +19,7 @@ from engine.cluster.dispatcher import Dispatcher
 from engine.cluster.filling import filled
 from engine.cluster.protocol import ClusterControl, Role, RouterState, TransferDone, TransferState
 from engine.cluster.router import Router
+from engine.cluster.sizes import ClusterControlError
 from engine.cluster.worker import Distant, Worker, WorkerSpec
 from engine.config import EngineConfig
 from engine.core_client import Aside, CallFailedError, CallRefusedError, Core, CoreClient, EngineDiedError
@@ -44,7 +45,8 @@ class Likeness(NamedTuple):
 
 class Cluster:
     """`config` is that of each worker, but for its name and what follows from the role: faults for one of them are
-    `NAME:FAULT`. `cores` are shared by all workers (None: each is told by `config.threads`).
+    `NAME:FAULT`. `cores` are shared by all workers (None: each is told by `config.threads`), and so is `memory`, in
+    bytes (None: their KV is elsewhere).
 
     `start` begins a worker's engine; it may wait, and is called in threads. It may raise CannotStart.
     """
@@ -56,6 +58,7 @@ class Cluster:
         start: Callable[[WorkerSpec], Core],
         control: ClusterControl,
         cores: int | None = None,
+        memory: int | None = None,
     ) -> None:
         sizes.check(control)
         self.config = config
@@ -64,6 +67,7 @@ class Cluster:
         self.metrics = ClusterMetrics()
         self.number = 0  # grows with every change of workers, control or transfers
         self._cores = cores
+        self._memory = memory
         self._start = start
         self._workers: dict[str, Worker] = {}  # in the order of their starts
         self._tasks: dict[Worker, asyncio.Task[None]] = {}  # that keep them alive
@@ -81,6 +85,7 @@ class Cluster:
         self._fate: asyncio.Future[None] | None = None  # fails when the cluster cannot be kept alive
         self._ending = False
         self._past_restarts = 0  # of workers that are gone
+        self._last_error: GaveUp | None = None  # of the last worker that could not be kept alive
 
     # What is known
 
@@ -192,6 +197,11 @@ class Cluster:
     async def change(self, control: ClusterControl) -> None:
         """Hold this from now on; returns when it is under way. Raises ClusterControlError, which names the field."""
         sizes.check(control)
+        each = self.config.kv_memory + self.config.swap_space
+        if self._memory is not None and (told := sizes.too_much(control, each, self._memory)):
+            raise ClusterControlError(f"{sizes.largest(control)}: {told}")
+        if control != self.control:
+            log.say(f"the cluster is to have {sizes.told(control)}", name="scale")
         self.control = self.dispatcher.control = control
         self._router.routing, self._router.separate = control.routing, control.separate
         for worker in self.workers:
@@ -253,13 +263,22 @@ class Cluster:
         worker.phase, worker.reason = "dead", str(error)
         self._router.close(worker.name)
         self._note_change()
-        may_serve = any(one.role in sizes.SERVING and one.phase != "dead" for one in self._workers.values())
-        if not self._complete.is_set() or not may_serve:
-            self.client.death = EngineDiedError(str(error), unusable=error.unusable)
-            if self._fate is not None and not self._fate.done():
-                self._fate.set_exception(error)
+        self._last_error = error
+        if not self._complete.is_set() or not self._may_serve:
+            self._end_with(error)
             return
         log.say(f"{error}; {worker.name} is not started again", level=logging.ERROR, name="gave_up")
+
+    @property
+    def _may_serve(self) -> bool:
+        """Whether somebody can end what a request wants, now or when they have started."""
+        return any(one.role in sizes.SERVING and one.phase != "dead" for one in self._workers.values())
+
+    def _end_with(self, error: GaveUp) -> None:
+        """The cluster cannot be kept alive."""
+        self.client.death = EngineDiedError(str(error), unusable=error.unusable)
+        if self._fate is not None and not self._fate.done():
+            self._fate.set_exception(error)
 
     # Going
 
@@ -280,8 +299,11 @@ class Cluster:
                 await self._until_free(worker, self.config.lease_seconds)
         del self._drains[worker]
         await self._leave(worker)
+        log.say(f"{worker.name} has gone", name="gone", worker=worker.name)
         self._note_change()
         self._reconcile()
+        if self._last_error is not None and not self._may_serve and not self._ending:
+            self._end_with(self._last_error)  # whoever was to serve instead has died meanwhile
 
     async def _until_free(self, worker: Worker, seconds: float) -> bool:
         """Whether it has nothing to do any more within that time."""
@@ -294,10 +316,9 @@ class Cluster:
 
     def _revive(self, worker: Worker) -> None:
         """It was to go, and is wanted again."""
-        drain = self._drains.pop(worker, None)
-        if drain is None or worker.is_gone:
+        if worker not in self._drains or worker.is_gone:
             return  # it has gone too far; when it is gone, another one is started
-        drain.cancel()
+        self._drains.pop(worker).cancel()
         worker.go_on()
         if worker.phase == "ready":
             self._router.open(worker.name)
@@ -356,6 +377,8 @@ class Cluster:
             self._router.open(worker.name)
             if worker.restarts:
                 log.say(f"{worker.name} serves again", name="ready", restarts=worker.restarts)
+            elif self._complete.is_set():
+                log.say(f"{worker.name} serves", name="ready", worker=worker.name)
         self._spawn(self._adopt(worker, client))
         self._note_change()
         self.dispatcher.serves()
@@ -363,6 +386,8 @@ class Cluster:
 
     def has_died(self, worker: Worker, client: CoreClient) -> None:
         self.dispatcher.lost(client, worker.name, f"{worker.name}: {client.death}")
+        if self._ending and (missing := self.missing) is not None:
+            self.dispatcher.give_up_waiting(missing)  # nobody will come any more
         self._note_change()
         self._reconcile()
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from engine.cluster.block_index import prompt_names
 from engine.cluster.journey import MOST_MOVES, Journey
@@ -20,6 +23,7 @@ from engine.messages import Add, Output, Taken
 from engine.protocol import FinishReason, Receiving
 
 PATIENCE = 30.0  # seconds that a request waits for a worker that can take it
+LATE = 5.0  # seconds after a deadline: an engine that has not ended the request by then is stopped, or hangs
 
 
 class Place(Protocol):
@@ -73,6 +77,8 @@ class Dispatcher:
         self.live: dict[str, Way] = {}
         self.local = 0  # prefilled where they decode, though there were others for that
         self.recovered = 0  # went on elsewhere
+        self.begun = 0  # answers: a request and each of its siblings; a beam search is one
+        self.ended: Counter[FinishReason] = Counter()  # answers, each once, as their clients were told or asked for
         self._places = places
         self._changed = changed
         self._ended = ended
@@ -104,6 +110,7 @@ class Dispatcher:
         salt = message.scheduling.cache_salt
         names = prompt_names(message.prompt, self.router.block_size, salt) if found else ()
         way = Way(journey, sink, answer, names)
+        self.begun += len(journey.live)
         self.live.update(dict.fromkeys(journey.live, way))
         self._send_on(way)
 
@@ -152,6 +159,7 @@ class Dispatcher:
         """Nobody waits for these any more."""
         journey = way.journey
         ended = journey.end(requests)
+        self.ended[reason] += len(ended)
         for request in ended:
             self.live.pop(request, None)
         if way.client is not None and way.client.death is None:
@@ -184,7 +192,7 @@ class Dispatcher:
         for way in self._ways_of(client):
             client.abort(tuple(way.journey.live), "abort")
             self._leave(way)
-            self._move(way, why)
+            self._move(way, why, by_death=False)
 
     def overdue(self, client: CoreClient, lease: str, why: str) -> None:
         """An engine has not been told whether blocks that it was offered are there, and keeps their places: whoever was
@@ -222,15 +230,24 @@ class Dispatcher:
             self._release(name, output.offer.lease)
 
     def review(self) -> None:
-        """End what has waited too long for a worker."""
+        """End what has waited too long for a worker, and what an engine should have ended long ago."""
         now = self._clock()
+        for way in dict.fromkeys(self.live.values()):
+            left = way.journey.seconds_left(now)
+            if left is not None and left < -LATE:
+                self._pass(way)
         for way in tuple(self._waiting):
             left = way.journey.seconds_left(now)
             if left is not None and left <= 0:
-                self._fail(way, lambda request: Output(request, finished="deadline"))
+                self._pass(way)
             elif way.waits_since is not None and now - way.waits_since > PATIENCE:
                 why = f"no engine could take this request for {PATIENCE:g} s"
                 self._give_up(way, f"{way.why}; {why}" if way.why else why)
+
+    def give_up_waiting(self, why: str) -> None:
+        """No worker will come that could take what waits."""
+        for way in tuple(self._waiting):
+            self._give_up(way, f"{way.why}; {why}" if way.why else why)
 
     # Within
 
@@ -256,7 +273,7 @@ class Dispatcher:
     def _choose(self, way: Way, avoid: set[str]) -> tuple[str, int, bool] | None:
         """The worker, what it has cached of the prompt, and whether it is to hand the request over."""
         journey, router, control = way.journey, self.router, self.control
-        length, rows = len(journey.message.prompt), journey.rows
+        length, rows = self._length(journey), journey.rows
         purpose: Purpose = "whole" if journey.offer is None else "decode"
         target = router.choose(purpose, length, way.names, rows, avoid)
         if target is None:
@@ -274,12 +291,16 @@ class Dispatcher:
         prefill = router.choose("prefill", length, way.names, rows, avoid)
         return whole if prefill is None else (prefill.worker, prefill.cached_tokens, True)
 
+    @staticmethod
+    def _length(journey: Journey) -> int:
+        """Tokens that an engine computes of it where nothing is cached and none is offered, before it generates."""
+        return len(journey.message.prompt) + (journey.generated if journey.offer is None else 0)
+
     def _send(self, way: Way, worker: str, client: CoreClient, cached: int, is_prefill: bool) -> None:
         journey, now = way.journey, self._clock()
-        offer = journey.offer
+        offer, length = journey.offer, self._length(journey)
         adds = (journey.prefill(now),) if is_prefill else journey.decode(now)
         rows = 0 if is_prefill else journey.rows
-        length = len(journey.message.prompt)
         way.at, way.client = worker, client
         way.been.append((worker, client))
         way.work = self.router.begin(worker, length, cached, way.names, rows, computed=offer is not None)
@@ -312,6 +333,7 @@ class Dispatcher:
             way.work.computed()
         if told.finished is not None:
             self.live.pop(output.request, None)
+            self.ended[told.finished] += 1
         if output.offer is not None:
             self.leases.offered(journey.message.request, output.offer, way.at, self._clock())
             self._changed()
@@ -345,26 +367,31 @@ class Dispatcher:
             self._release(source, offer.lease)
             self._changed()
 
-    def _move(self, way: Way, why: str) -> None:
+    def _move(self, way: Way, why: str, *, by_death: bool = True) -> None:
         """It has no engine any more, for this reason."""
         self._waiting.pop(way, None)
         self._withdraw(way)
         way.why, way.waits_since = why, None
-        if way.journey.lost():
+        if way.journey.lost(by_death=by_death):
             self.recovered += 1
             self._send_on(way)
         else:
             self._give_up(way, f"{why}; the request had gone on elsewhere {MOST_MOVES} times before")
 
     def _give_up(self, way: Way, why: str) -> None:
-        self._fail(way, lambda request: Output(request, finished="error", error=why, unavailable=True))
+        self._fail(way, Output("", finished="error", error=why, unavailable=True))
 
-    def _fail(self, way: Way, told: Callable[[str], Output]) -> None:
-        """End all of it, and say so."""
+    def _pass(self, way: Way) -> None:
+        """Its deadline has passed."""
+        self._fail(way, Output("", finished="deadline"))
+
+    def _fail(self, way: Way, told: Output) -> None:
+        """End all of it, and tell each so."""
+        assert told.finished is not None
         requests = tuple(way.journey.live)
-        self._end(way, requests, "abort")
+        self._end(way, requests, told.finished)
         for request in requests:
-            way.sink(told(request))
+            way.sink(msgspec.structs.replace(told, request=request))
 
     def _release(self, source: str, lease: str) -> None:
         place = self._places.get(source)

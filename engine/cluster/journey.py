@@ -17,7 +17,7 @@ from engine.transfer.offer import Offer
 # keeps the KV until another has it, which is to be chosen. placed: the other has been told, and has yet to say that
 # it reads the offer no more. decoding: one engine has it whole.
 State = Literal["routed", "prefill", "offered", "placed", "decoding", "ended"]
-MOST_MOVES = 3  # to other engines, because one died or was to go
+MOST_MOVES = 3  # to other engines, because one died: it may be the request that kills them
 
 
 class Member:
@@ -46,7 +46,7 @@ class Journey:
         self.live = {request: Member(place) for place, request in enumerate(family)}
         self.state: State = "routed"
         self.leg = 0
-        self.moves = 0
+        self.moves = 0  # because an engine died
         self.offer: Offer | None = None  # while nobody has been told to take it
         self.lease = ""  # of the offer that it was placed with
         self._cached: int | None = None  # prompt tokens found by the first engine that computed it
@@ -55,6 +55,11 @@ class Journey:
     def has_tokens(self) -> bool:
         """Its prompt has been computed once."""
         return self._cached is not None or any(member.tokens for member in self.live.values())
+
+    @property
+    def generated(self) -> int:
+        """Tokens that its clients have, of all that live: an engine that goes on without an offer computes them too."""
+        return sum(len(member.tokens) for member in self.live.values())
 
     @property
     def rows(self) -> int:
@@ -134,15 +139,16 @@ class Journey:
         self._settle()
         return ended
 
-    def lost(self) -> bool:
-        """The engine that has it, or the one that keeps its KV until another is chosen, does so no more. Returns
-        whether it may go on elsewhere: with what there is, it is `routed` again. The offer was withdrawn before."""
+    def lost(self, *, by_death: bool) -> bool:
+        """The engine that has it, or the one that keeps its KV until another is chosen, does so no more: it has died,
+        or is to go. Returns whether it may go on elsewhere: with what there is, it is `routed` again. The offer was
+        withdrawn before."""
         if self.state in ("routed", "ended") or self.offer is not None:
             raise IllegalState(f"{self.message.request}: is lost while {self.state}")
         for member in self.live.values():
             member.is_handed_over = False
         self.state = "routed"
-        self.moves += 1
+        self.moves += by_death
         return self.moves <= MOST_MOVES
 
     def _send(self, state: State) -> None:

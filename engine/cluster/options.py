@@ -82,7 +82,7 @@ def check_cluster(config: EngineConfig, control: ClusterControl) -> None:
         )
     for field in ("batching", "allocation"):
         value, only = getattr(config.control, field), getattr(type(config.control)(), field)
-        if control.prefill and value != only:
+        if (control.prefill or control.decode) and value != only:
             raise argparse.ArgumentTypeError(f"--{field}: must be {only} where KV is handed over, got {value}")
     names = {f"{role}-{number}" for role in sizes.FIELDS for number in range(sizes.wanted(control, role))}
     for fault in config.faults:
@@ -91,14 +91,14 @@ def check_cluster(config: EngineConfig, control: ClusterControl) -> None:
             raise argparse.ArgumentTypeError(
                 f"--fault: {whose!r} is none of the workers, which are {', '.join(sorted(names))}"
             )
-    workers = sizes.total(control)
-    each = config.kv_memory + config.swap_space
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.device != "cuda" and workers * each > there:
-        raise argparse.ArgumentTypeError(
-            f"--kv-memory: {workers} engines with {each / 2**30:.1f} GiB each, swap space included, need more than "
-            f"this machine's {there / 2**30:.1f} GiB"
-        )
+    memory, each = host_memory(config), config.kv_memory + config.swap_space
+    if memory is not None and (told := sizes.too_much(control, each, memory)):
+        raise argparse.ArgumentTypeError(f"--kv-memory: {told}")
+
+
+def host_memory(config: EngineConfig) -> int | None:
+    """This machine's, in bytes; None if KV is not there."""
+    return None if config.device == "cuda" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def fault(text: str) -> str:

@@ -56,6 +56,29 @@ def check(control: ClusterControl) -> None:
         raise ClusterControlError("decode: must be at least 1 where there are no replicas, got 0")
 
 
+def too_much(control: ClusterControl, each: int, memory: int) -> str:
+    """Why a machine with so many bytes of memory cannot have such workers, `each` with so many for KV; "" if it can."""
+    workers = total(control)
+    if workers * each <= memory:
+        return ""
+    return (
+        f"{workers} engines with {each / 2**30:.1f} GiB each, swap space included, need more than this machine's "
+        f"{memory / 2**30:.1f} GiB"
+    )
+
+
+def largest(control: ClusterControl) -> str:
+    """The field of the role of which most are wanted."""
+    return max(FIELDS.values(), key=lambda field: int(getattr(control, field)))
+
+
+def told(control: ClusterControl) -> str:
+    """For a person."""
+    counts = ", ".join(f"{field} {getattr(control, field)}" for field in FIELDS.values())
+    separate = "on" if control.separate else "off"
+    return f"{counts}, separate {separate}, routing {control.routing}, local prefill {control.local_prefill}"
+
+
 def plan(control: ClusterControl, members: Sequence[Member]) -> Plan:
     """What brings these workers, in the order of their starts, to the numbers wanted.
 

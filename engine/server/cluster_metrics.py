@@ -4,16 +4,18 @@ label `engine`, and `paged:cluster_...` for what is between them."""
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Histogram, Metric, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from engine.cluster.protocol import ClusterState, Role, TransferDone, TransferPhase, WorkerPhase
 from engine.core_client import Sink
 from engine.messages import Output
+from engine.protocol import ENDINGS, FinishReason
 from engine.server.metrics import Metrics
 from engine.server.request_metrics import REQUEST_TIME_BUCKETS, TOKEN_TIME_BUCKETS, TTFT_BUCKETS
 
@@ -57,6 +59,11 @@ class ClusterMetrics:
             "e2e_request_latency_seconds", "From a request's arrival at the server to its end", REQUEST_TIME_BUCKETS
         )
 
+        # Whatever engines computed of an answer, and twice where one died: each token that was told to its client.
+        self._generated = Counter(
+            "paged:cluster_generation_tokens", "Tokens of all answers, each once", registry=self._counted
+        )
+
     def timed(self, sink: Sink) -> Sink:
         """A sink for the answers to a prompt that has just come, which measures when they do."""
         begun = time.monotonic()
@@ -71,6 +78,8 @@ class ClusterMetrics:
                 else:
                     self._itl.observe(now - before)
                 newest[output.request] = now
+                self._generated.inc()
+            self._generated.inc(sum(len(beam.token_ids) for beam in output.beams))
             if output.finished in ("stop", "length"):
                 self._e2e.observe(now - begun)
             sink(output)
@@ -83,8 +92,17 @@ class ClusterMetrics:
             self._waited.observe(transfer.waited)
             self._moved.observe(transfer.moved)
 
-    def text(self, state: ClusterState, workers: Iterable[Metrics], refused: Mapping[str, int], model: str) -> bytes:
-        """All of it, each family once. `refused`: what the server has refused since its start, by code."""
+    def text(
+        self,
+        state: ClusterState,
+        workers: Iterable[Metrics],
+        refused: Mapping[str, int],
+        model: str,
+        begun: int,
+        ended: Mapping[FinishReason, int],
+    ) -> bytes:
+        """All of it, each family once. `refused`: what the server has refused since its start, by code. `begun` and
+        `ended`: answers, the latter by how they ended."""
         refusals = CounterMetricFamily(
             "paged:refused_requests",
             "Requests and connections that the server refused, by the error's code",
@@ -97,6 +115,13 @@ class ClusterMetrics:
                 *self._process.collect(),
                 *_together(_of_worker(metrics) for metrics in workers),
                 refusals,
+                _counter("requests", "Answers that were begun; a prompt with n=4 has four", {(): begun}),
+                _counter(
+                    "ended_requests",
+                    "Answers by how they ended for their clients, each once, however many workers had it",
+                    {(reason,): ended.get(reason, 0) for reason in ENDINGS if reason != "handed_over"},
+                    "finished_reason",
+                ),
                 *_of_cluster(state),
                 *self._counted.collect(),
             )
@@ -141,10 +166,10 @@ def _together(workers: Iterable[Iterable[Metric]]) -> Iterable[Metric]:
 def _of_cluster(state: ClusterState) -> Iterator[Metric]:
     control, router = state.control, state.router
 
-    there = Counter((worker.role, worker.phase) for worker in state.workers)
+    there = Counts((worker.role, worker.phase) for worker in state.workers)
     workers: Values = {(role, phase): there[role, phase] for role in get_args(Role) for phase in get_args(WorkerPhase)}
     wanted: Values = {("prefill",): control.prefill, ("decode",): control.decode, ("replica",): control.replicas}
-    moving = Counter(transfer.phase for transfer in state.transfers)
+    moving = Counts(transfer.phase for transfer in state.transfers)
     phased: Values = {(phase,): moving[phase] for phase in get_args(TransferPhase)}
     each: defaultdict[str, Values] = defaultdict(dict)
     for worker in state.workers:

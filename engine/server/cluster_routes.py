@@ -86,7 +86,8 @@ class ClusterRoutes:
                 found.append(worker.service.metrics)
         refused, model = dict(service.refusals.counts), service.served_names[0]
         # A worker takes some 5 ms: of many they would hold up the event loop.
-        body = await asyncio.to_thread(cluster.metrics.text, cluster_state(cluster), found, refused, model)
+        state, begun, ended = cluster_state(cluster), cluster.dispatcher.begun, dict(cluster.dispatcher.ended)
+        body = await asyncio.to_thread(cluster.metrics.text, state, found, refused, model, begun, ended)
         return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
 
     async def of_one_worker(self, request: web.Request) -> NoReturn:

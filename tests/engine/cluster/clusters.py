@@ -12,12 +12,13 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.protocol import ClusterControl
 from engine.cluster.worker import Worker, WorkerSpec
 from engine.config import EngineConfig
-from engine.core_client import Core, CoreProcess
+from engine.core_client import Core
 from engine.messages import Add, Output
 from engine.protocol import Control, FinishReason, Snapshot, decode_snapshot
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.server.settings import Recovery, ServeSettings
 from engine.supervisor import GaveUp
+from tests.engine.cluster.forked import start_forked
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of the engines that are started: tiny's products are too small for two
 MiB = 1 << 20
@@ -76,15 +77,11 @@ class Asked:
         return list(self.heard.values())
 
 
-def start_process(spec: WorkerSpec) -> CoreProcess:
-    return CoreProcess(spec.config)
-
-
 @asynccontextmanager
 async def running(
     control: ClusterControl,
     config: EngineConfig = TINY,
-    start: Callable[[WorkerSpec], Core] = start_process,
+    start: Callable[[WorkerSpec], Core] = start_forked,
     **recovery: float,
 ) -> AsyncIterator[Cluster]:
     """Until all that is wanted serves; nothing may be left of it."""

@@ -7,7 +7,7 @@ against what one engine alone must generate.
 from __future__ import annotations
 
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -144,12 +144,12 @@ class Asked:
         self.tokens: list[int] = []
         self.finished: FinishReason | None = None
         self.error = ""
-        self.left = False  # its client wants no more
+        self.left: FinishReason | None = None  # its client wants no more, for this reason
         self.cached: list[int] = []  # as each output told it
         self.scores = 0
 
     def take(self, output: Output) -> None:
-        assert not self.left, "told to nobody"
+        assert self.left is None, "told to nobody"
         assert self.finished is None, "told after its end"
         if output.prompt_logprobs:
             assert output.prompt_start <= max(1, self.scores)
@@ -165,7 +165,7 @@ class Asked:
         assert output.offer is None
 
     def check(self) -> None:
-        assert self.left or self.finished is not None, "it never ended"
+        assert self.left is not None or self.finished is not None, "it never ended"
         if self.add.sampling.beam is not None:
             return
         expected, reason = expected_output(self.add.prompt, seeded(self.add.sampling, self.place), MAX_MODEL_LEN)
@@ -218,8 +218,8 @@ class MirrorCluster:
         """Their clients want no more."""
         self.dispatcher.abort(requests, reason)
         for request in requests:
-            if self.asked[request].finished is None:
-                self.asked[request].left = True
+            if self.asked[request].finished is None and self.asked[request].left is None:
+                self.asked[request].left = reason
 
     def step(self, name: str) -> None:
         worker = self.workers[name]
@@ -294,6 +294,9 @@ class MirrorCluster:
                 asked.check()
             except AssertionError as error:
                 raise AssertionError(f"{request}: {error}") from error
+        ends = Counter(asked.finished or asked.left for asked in self.asked.values())
+        assert +self.dispatcher.ended == ends
+        assert self.dispatcher.begun == ends.total()
         assert not self.dispatcher.live
         assert not self.dispatcher.num_waiting
         assert not len(self.dispatcher.leases), "an offer is kept for ever"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.cluster.dispatcher import LATE
 from engine.cluster.journey import MOST_MOVES
 from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
@@ -135,6 +136,54 @@ def test_what_no_worker_can_take_waits_and_is_given_up_in_time():
     some.clock.now += 31
     some.dispatcher.review()
     assert some.asked["r0"].finished == "error"
+    some.run()
+
+
+def test_going_elsewhere_from_workers_that_are_drained_is_not_held_against_a_request():
+    some = cluster(0, MOST_MOVES + 2)
+    some.add(PROMPT, greedy(12, ignore_eos=True))
+    for _ in range(MOST_MOVES + 1):
+        at = some.dispatcher.live["r0"].at
+        some.step(at)
+        some.deliver(at)
+        some.drain(at)
+    some.kill(some.dispatcher.live["r0"].at)
+    some.run()
+    assert some.asked["r0"].finished == "length"
+
+
+def test_a_request_whose_engine_is_stopped_ends_with_its_deadline():
+    some = brought_to("decoding", 2, timeout=5.0)
+    some.clock.now += 5.0 + LATE - 0.1
+    some.dispatcher.review()
+    assert state(some) == "decoding", "the engine may be in a long step"
+    some.clock.now += 0.2
+    some.dispatcher.review()
+    assert [asked.finished for asked in some.asked.values()] == ["deadline", "deadline"]
+    some.run()
+
+
+def test_what_is_computed_again_is_charged_with_what_was_generated():
+    some = cluster(0, 2)
+    some.add(PROMPT, greedy(12, ignore_eos=True), 2)
+    at = some.dispatcher.live["r0"].at
+    for _ in range(4):
+        some.step(at)
+        some.deliver(at)
+    generated = sum(len(asked.tokens) for asked in some.asked.values())
+    assert generated >= 6
+    some.kill(at)
+    assert some.router.load(some.dispatcher.live["r0"].at) == len(PROMPT) + generated + 2 * ANSWER_TOKENS
+    some.run()
+
+
+def test_whoever_waits_is_told_when_nobody_will_come():
+    some = cluster(0, 1)
+    some.add(PROMPT, greedy(12))
+    some.kill("decode-0")
+    some.dispatcher.give_up_waiting("the server stops")
+    assert some.asked["r0"].finished == "error"
+    assert some.asked["r0"].error == "decode-0: it was killed; the server stops"
     some.run()
 
 

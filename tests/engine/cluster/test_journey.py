@@ -83,7 +83,7 @@ def test_what_was_lost_goes_on_with_all_that_was_told():
     leg = one.leg
     one.hear(Output("r1", 50), leg)
     one.end(["r0"])
-    assert one.lost()
+    assert one.lost(by_death=True)
     adds = one.decode(102.0)
     assert [(add.request, add.siblings, add.generated, add.places) for add in adds] == [
         ("r1", (), ((41, 50),), (1,)),
@@ -98,7 +98,7 @@ def test_what_was_lost_before_its_first_token_begins_anew_less_who_has_left():
     one = journey(3)
     one.prefill(100.0)
     one.end(["r1"])
-    assert one.lost()
+    assert one.lost(by_death=True)
     add = one.prefill(101.0)
     assert (add.request, add.siblings, add.places, add.hand_over) == ("r0", ("r2",), (0, 2), True)
 
@@ -108,16 +108,16 @@ def test_four_moves_are_too_many():
     may_go_on = []
     for _ in range(4):
         one.decode(100.0)
-        may_go_on.append(one.lost())
+        may_go_on.append(one.lost(by_death=True))
     assert may_go_on == [True, True, True, False]
 
 
 def test_an_engine_gets_the_time_that_is_left():
     one = journey(timeout=10.0)
     assert one.prefill(100.0).scheduling.timeout == 10.0
-    one.lost()
+    one.lost(by_death=True)
     assert one.decode(103.0)[0].scheduling.timeout == 7.0
-    one.lost()
+    one.lost(by_death=True)
     assert one.decode(120.0)[0].scheduling.timeout == 0.0
 
 
@@ -129,7 +129,7 @@ def test_scores_of_the_prompt_are_asked_for_once():
 def test_of_a_beam_search_the_leader_reports_and_all_of_it_is_sent_again():
     one = journey(3, SamplingParams(8, temperature=0.0, beam=BeamParams(3)))
     (add,) = one.decode(100.0)
-    one.lost()
+    one.lost(by_death=True)
     assert one.decode(100.0) == (add,)
     assert (add.siblings, add.generated) == (("r1", "r2"), ())
     with pytest.raises(IllegalState):
@@ -145,4 +145,4 @@ def test_what_makes_no_sense_raises():
         one.decode(101.0)
     one.end(["r0"])
     with pytest.raises(IllegalState, match="lost while ended"):
-        one.lost()
+        one.lost(by_death=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import get_args
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +14,7 @@ from engine.cluster.protocol import (
     ClusterState,
     RouterState,
     TransferDone,
+    TransferPhase,
     TransferState,
     TransferTotals,
     WorkerState,
@@ -64,7 +66,7 @@ def test_all_workers_are_in_one_exposition_under_their_names() -> None:
     workers = [Metrics(INFO, "tiny", "prefill-0"), Metrics(INFO, "tiny", "decode-0")]
     workers[1].observe(record(1, "decode", arrived=arrived("a"), joined=(joined("a"),)))
     refused = {**Refusals().counts, "queue_full": 3}
-    found = families(ClusterMetrics().text(STATE, workers, refused, "tiny"))
+    found = families(ClusterMetrics().text(STATE, workers, refused, "tiny", 0, {}))
     assert values(found["vllm:num_requests_running"], "engine", "model_name") == {
         ("prefill-0", "tiny"): 0.0,
         ("decode-0", "tiny"): 1.0,
@@ -90,12 +92,13 @@ def test_what_is_between_the_workers_is_as_the_state_tells_it() -> None:
     done = TransferDone("r", "lease", "prefill-0", "decode-0", 3, 300, waited=0.02, moved=0.004, time=0.0)
     metrics.ended(done)
     metrics.ended(TransferDone("s", "other", "prefill-0", "decode-0", 0, 0, 9.0, 9.0, 0.0, error="it died"))
-    found = families(metrics.text(STATE, (), {}, "tiny"))
+    found = families(metrics.text(STATE, (), {}, "tiny", 0, {}))
     phases = values(found["paged:cluster_workers"], "role", "phase")
     assert {of: count for of, count in phases.items() if count} == {("prefill", "ready"): 1, ("decode", "draining"): 1}
     assert len(phases) == 12
     assert values(found["paged:cluster_wanted_workers"], "role") == {("prefill",): 1, ("decode",): 2, ("replica",): 0}
-    assert values(found["paged:cluster_transfers"], "phase") == {("offered",): 0, ("waiting",): 0, ("moving",): 1}
+    moving = {(phase,): int(phase == "moving") for phase in get_args(TransferPhase)}
+    assert values(found["paged:cluster_transfers"], "phase") == moving
     for name, prefill, decode in (
         ("transferred_bytes", 0, 900),
         ("transferred_blocks", 0, 9),
@@ -107,6 +110,10 @@ def test_what_is_between_the_workers_is_as_the_state_tells_it() -> None:
         told = values(found[f"paged:cluster_{name}"], "engine")
         assert told == {("prefill-0",): prefill, ("decode-0",): decode}, name
     assert values(found["paged:cluster_router_decisions"])[()] == 5
+    found = families(metrics.text(STATE, (), {}, "tiny", 5, {"length": 3, "abort": 1}))
+    assert values(found["paged:cluster_requests"])[()] == 5
+    ended = values(found["paged:cluster_ended_requests"], "finished_reason")
+    assert ended == {("stop",): 0, ("length",): 3, ("abort",): 1, ("error",): 0, ("deadline",): 0}
     assert values(found["paged:cluster_imbalance"])[()] == 1.5
     samples = {sample.name: sample.value for sample in found["paged:cluster_transfer_seconds"].samples}
     assert samples["paged:cluster_transfer_seconds_count"] == 1  # of what came alone
@@ -124,7 +131,8 @@ def test_an_answer_is_timed_over_all_engines_that_have_a_part_in_it() -> None:
     for output in outputs:
         sink(output)
     assert heard == outputs
-    found = families(metrics.text(STATE, (), {}, "tiny"))
+    found = families(metrics.text(STATE, (), {}, "tiny", 0, {}))
+    assert values(found["paged:cluster_generation_tokens"])[()] == 4
     for name, count in (("time_to_first_token", 2), ("inter_token_latency", 2), ("e2e_request_latency", 1)):
         family = found[f"paged:cluster_{name}_seconds"]
         assert next(sample.value for sample in family.samples if sample.name.endswith("_count")) == count, name
