@@ -66,6 +66,7 @@ class StandIn:
         self.detokenized: list[dict[str, Any]] = []
         self.edit: Callable[[str], str] = lambda text: text
         self.advance: Callable[[EngineFigures, float], None] | None = None
+        self.ready_made: Callable[[], bytes] | None = None  # gzip, told instead of a page of its own
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []  # of the same requests
         self.most_at_once = 0
@@ -188,6 +189,9 @@ class StandIn:
                 return web.Response(text="<html><body>It works!</body></html>", content_type="text/html")
             case "hang":
                 await asyncio.Event().wait()
+        if self.ready_made is not None:
+            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Content-Encoding": "gzip"}
+            return web.Response(body=self.ready_made(), headers=headers)
         text = self.edit(page(self.kind, self.engines, self.bulk))
         if self.mode == "garbage":
             text = text.replace("} ", "} many ").replace("_total ", "_total lots ")
@@ -227,11 +231,29 @@ def busy(engine: EngineFigures, seconds: float) -> None:
     engine.kv_usage = 0.2 + engine.requests % 50 / 100
 
 
+class Alike:
+    """A page of a busy server that many tell, made once a second: a thousand of their own take more than a core."""
+
+    def __init__(self, kind: Kind, bulk: int) -> None:
+        self._kind, self._bulk, self._engine = kind, bulk, EngineFigures()
+        self._made = (time.monotonic() - 1, b"")
+
+    def __call__(self) -> bytes:
+        now, (then, data) = time.monotonic(), self._made
+        if now - then >= 1:
+            busy(self._engine, now - then)
+            data = gzip.compress(page(self._kind, [self._engine], self._bulk).encode(), 1)
+            self._made = now, data
+        return data
+
+
 async def _serve(options: argparse.Namespace) -> None:
     servers = []
+    alike = Alike(options.kind, options.bulk) if options.alike else None
     for number in range(options.count):
         server = StandIn(options.kind, [EngineFigures(rank=str(rank)) for rank in range(options.engines)])
         server.bulk, server.advance = options.bulk, busy
+        server.ready_made = alike
         server.mode = "hang" if number < options.hanging else "ok"
         await server.start()
         servers.append(server)
@@ -244,6 +266,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="vllm")
     parser.add_argument("--count", type=int, default=1, help="servers")
     parser.add_argument("--hanging", type=int, default=0, help="of them, those whose /metrics never answers")
+    parser.add_argument("--alike", action="store_true", help="all tell one page, which is made once a second")
     parser.add_argument("--engines", type=int, default=1, help="data-parallel engines of each")
     parser.add_argument("--bulk", type=int, default=800, help="lines that nobody reads")
     with suppress(KeyboardInterrupt):
