@@ -40,6 +40,7 @@ TRIALS = {
     "benchmarks.growth": "--model tiny --max-batch 4 --max-context 128 --steps 4",
 }
 FEWER = {"loadgen compare": " --repeat 1", "loadgen sweep": " --sessions 4 --search 1 --steps 2"}
+FEW_CHATS = "--seconds 4 --chat-rate 1 --long-rate 0.5 --long-prompt 300"
 MADE = re.compile(r"(?<=[ =])(\w+\.(?:jsonl?|html|csv)|loads)(?= |$)")  # files and folders that commands write and read
 pytestmark = pytest.mark.model
 
@@ -138,6 +139,7 @@ def test_pages_are_served_until_it_is_interrupted(command, environment, engine):
 def test_a_command_works(command, environment, engine):
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{environment['PAGED_ENGINE_PORT']}")
     command = re.sub(r"--sessions \d+ --speed \d+", "--sessions 2 --speed 200", command)
+    command = command.replace("--seconds 120 --chat-rate 2 --long-rate 0.2 --long-prompt 3000", FEW_CHATS)
     for benchmark, options in TRIALS.items():
         command = command.replace(f"-m {benchmark}", f"-m {benchmark} {options}")
     command = MADE.sub(r"$OUT/\1", command)
