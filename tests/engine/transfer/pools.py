@@ -111,6 +111,15 @@ class Pools:
         self.prefill.check_idle()
         self.decode.check_idle()
 
+    def begin_anew(self) -> None:
+        """As if they had served nothing."""
+        self.outputs.clear()
+        self._families.clear()
+        for engine in (self.prefill, self.decode):
+            engine.core.clear_cache()
+            engine.check_idle()
+            engine.records.clear()
+
     def close(self) -> None:
         for engine in (self.prefill, self.decode):
             close: Callable[[], None] = engine.connector.close  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from engine.protocol import Control
 from engine.sampling_params import SamplingParams
 from tests.engine.transfer.pools import Family, Pools, alone
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)
 TINY: dict[str, Any] = {"model": "tiny", "kv_memory": 4 << 20}  # 512 blocks
 
@@ -29,11 +29,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def pools() -> Iterator[Pools]:
+@pytest.fixture(scope="module")
+def shared_pools() -> Iterator[Pools]:
     pools = Pools(**TINY)
     yield pools
     pools.close()
+
+
+@pytest.fixture
+def pools(shared_pools: Pools) -> Pools:
+    """With nothing cached and nothing told."""
+    shared_pools.begin_anew()
+    return shared_pools
 
 
 def prompts_of(count: int, longest: int, seed: int) -> list[list[int]]:
@@ -60,7 +67,7 @@ def generated_by_transformers(name: str, prompts: Sequence[Sequence[int]], new_t
 
 def test_tiny_answers_as_transformers_does(pools: Pools) -> None:
     """Twice: the second time either side has some of it in its prefix cache."""
-    prompts = prompts_of(24, 300, seed=11)
+    prompts = prompts_of(12, 300, seed=11)
     wanted = generated_by_transformers("tiny", prompts, NEW_TOKENS)
     for wave in range(2):
         for i, prompt in enumerate(prompts):
@@ -211,12 +218,12 @@ def test_engines_of_other_weights_do_not_take_each_others_kv() -> None:
     pools.close()
 
 
-CHATS = ("What is the capital of France?", "Count from 1 to 10.", "Why is the sky blue?")
+CHATS = ("What is the capital of France?", "Count from 1 to 10.")
 
 
 @pytest.mark.model
 def test_smollm2_answers_as_transformers_does() -> None:
-    """With prefix hits on either side, as all chats begin alike; and with four siblings each, greedy ones."""
+    """With prefix hits on either side, as all chats begin alike; and with a sibling each, a greedy one."""
     tokenizer: Any = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m").folder)
     prompts = [
         tokenizer.apply_chat_template(
@@ -224,13 +231,13 @@ def test_smollm2_answers_as_transformers_does() -> None:
         )
         for chat in CHATS
     ]
-    wanted = generated_by_transformers("smollm2-135m", prompts, 12)
+    wanted = generated_by_transformers("smollm2-135m", prompts, 8)
     pools = Pools(model="smollm2-135m", kv_memory=100 << 20, max_model_len=512)
-    greedy = SamplingParams(max_tokens=12, temperature=0.0)
+    greedy = SamplingParams(max_tokens=8, temperature=0.0)
     for i, prompt in enumerate(prompts):
-        pools.ask([f"{i}/{j}" for j in range(4)], prompt, greedy)
+        pools.ask([f"{i}/{j}" for j in range(2)], prompt, greedy)
         tokens = pools.run()
-        assert [tokens[f"{i}/{j}"] for j in range(4)] == [wanted[i]] * 4
+        assert [tokens[f"{i}/{j}"] for j in range(2)] == [wanted[i]] * 2
     pools.check_idle()
     assert pools.prefill.found_tokens > 0
     assert sum(one.cached_tokens for record in pools.decode.records for one in record.receiving) > 0

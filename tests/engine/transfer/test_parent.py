@@ -74,6 +74,21 @@ def test_what_the_parent_could_not_do_is_told(taker: Far, transfer: Transfer) ->
     assert taker.parent.poll() == [Ended("a", "lease-1", 0.0, "the node is gone")]
 
 
+def test_a_parent_that_cannot_be_asked_costs_that_transfer_alone(taker: Far, transfer: Transfer) -> None:
+    def pull(message: Pull) -> None:
+        if message.request == "a":
+            raise OSError("the line is down")
+        taker.pulls.append(message)
+
+    parent = ParentConnector(taker.connector, pull, lambda: taker.now)
+    for request in "ab":
+        parent.allocated(Transfer(request, transfer.offer, transfer.pairs))
+    parent.load()
+    (ended,) = parent.poll()
+    assert (ended.request, ended.error) == ("a", "asking for there's blocks failed: OSError: the line is down")
+    assert [pull.request for pull in taker.pulls] == ["b"]
+
+
 def test_answers_that_nobody_waits_for_change_nothing(taker: Far, giver: Peer, transfer: Transfer) -> None:
     parent = taker.parent
     answer = Pulled("a", "lease-1")

@@ -126,6 +126,7 @@ def test_pools_stay_mapped_from_call_to_call_until_their_process_ends(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.transfer.pool_memory.FORGET_SECONDS", 0.01)
+    monkeypatch.setattr("engine.transfer.pool_memory._mapped", MappedPools())  # the other one's thread sleeps
     for block in range(5):
         data = read_blocks(peer.place, [block])
         assert mapped(peer.place) == (1 if block == 0 else 2)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,7 +34,7 @@ from engine.messages import (
     Taken,
     ToCore,
 )
-from engine.protocol import Record, Snapshot, decode_item
+from engine.protocol import Record, Snapshot, Transferred, decode_item
 from engine.sampling_params import SamplingParams
 from engine.transfer.offer import Offer
 from engine.transfer.pool_memory import own_host, read_blocks, write_blocks
@@ -87,6 +88,13 @@ class Worker(Core):
     def until_receiving(self) -> None:
         self.until(Step, lambda step: self.steps[-1].receiving)
 
+    def until_mapped(self, offer: Offer) -> None:
+        """Until its copying thread has come to the pool: what is said of the step goes before."""
+        maps, deadline = Path(f"/proc/{self.process.pid}/maps"), time.monotonic() + 60
+        while offer.place.name not in maps.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
     def answer(self, request: str) -> list[int]:
         """Its tokens, once it has ended."""
         while not self.outputs.get(request) or self.outputs[request][-1].finished is None:
@@ -131,53 +139,60 @@ class Worker(Core):
         self.process.wait()
 
 
-class Begin:
-    """Starts workers, and ends them all."""
+class Workers:
+    """Some that share what they have to load: one that a test has killed is started again for the next one. `decode`
+    takes a tenth of a second for each piece that it copies; `far` says that it is on another host, and keeps what it
+    offers for a second."""
+
+    SETTINGS: ClassVar[dict[str, dict[str, Any]]] = {
+        "prefill": {"name": "prefill-0", "transfer": "parent"},
+        "decode": {"name": "decode-0", "faults": ("slow-transfer=0.1%1",)},
+        "far": {"name": "decode-1", "transfer": "parent", "host": "far", "lease_seconds": 1.0},
+    }
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
-        self._workers: list[Worker] = []
+        self._workers: dict[str, Worker] = {}
+        self.begin()
 
-    def __call__(self, name: str, **settings: Any) -> Worker:
-        self._workers.append(Worker(self._folders.mktemp(name), name, **settings))
-        return self._workers[-1]
+    def begin(self) -> None:
+        for name, settings in self.SETTINGS.items():
+            if name not in self._workers or self._workers[name].process.poll() is not None:
+                self._workers[name] = Worker(self._folders.mktemp(name), **settings)
+
+    def begin_anew(self) -> None:
+        self.begin()
+        for worker in self._workers.values():
+            worker.begin_anew()
+
+    @property
+    def prefill(self) -> Worker:
+        return self._workers["prefill"]
+
+    @property
+    def decode(self) -> Worker:
+        return self._workers["decode"]
+
+    @property
+    def far(self) -> Worker:
+        return self._workers["far"]
 
     def close(self) -> None:
-        for worker in self._workers:
+        for worker in self._workers.values():
             worker.close()
-
-
-class Workers(NamedTuple):
-    """Some that no test kills, with nothing in their prefix caches. `decode` takes a tenth of a second for each piece
-    that it copies; `far` says that it is on another host."""
-
-    prefill: Worker
-    decode: Worker
-    far: Worker
-
-
-@pytest.fixture
-def begin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begin]:
-    begin = Begin(tmp_path_factory)
-    yield begin
-    begin.close()
 
 
 @pytest.fixture(scope="module")
 def all_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    begin = Begin(tmp_path_factory)
-    yield Workers(
-        begin("prefill-0", transfer="parent"),
-        begin("decode-0", faults=("slow-transfer=0.1%1",)),
-        begin("decode-1", transfer="parent", host="far"),
-    )
-    begin.close()
+    workers = Workers(tmp_path_factory)
+    yield workers
+    workers.close()
 
 
 @pytest.fixture
 def workers(all_workers: Workers) -> Workers:
-    for worker in all_workers:
-        worker.begin_anew()
+    """With nothing in their prefix caches."""
+    all_workers.begin_anew()
     return all_workers
 
 
@@ -258,13 +273,50 @@ def test_the_parent_pulls_from_another_host(workers: Workers, wanted: list[int])
     decode.check_idle()
 
 
-def test_a_prefill_engine_killed_while_its_blocks_are_copied(workers: Workers, begin: Begin, wanted: list[int]) -> None:
-    """What is being copied is good. What it has offered else is gone: it is computed, with the same answer."""
-    mortal, decode = begin("prefill-1"), workers.decode
-    (offer, token), (later, its_token) = (mortal.prefill(name) for name in "ab")
+def test_what_nobody_takes_is_free_when_the_lease_has_ended(workers: Workers, wanted: list[int]) -> None:
+    """Also of an engine that has nothing else to do."""
+    far = workers.far
+    leases = [far.prefill(name)[0].lease for name in "ab"]
+
+    def ended() -> list[Transferred]:
+        return [one for record in far.steps for one in record.transferred]
+
+    far.until(Step, lambda step: len(ended()) == 2)
+    error = "nobody took the blocks within 1 s"
+    assert [(one.lease, one.side, one.error) for one in ended()] == [(lease, "sent", error) for lease in leases]
+    far.check_idle()
+    far.send(Add("x", PROMPT, SAMPLING))
+    assert far.answer("x") == wanted
+    far.check_idle()
+
+
+def test_a_decode_engine_killed_while_it_copies_costs_the_other_nothing(workers: Workers, wanted: list[int]) -> None:
+    """Its blocks are free when the front says so."""
+    prefill, decode = workers.prefill, workers.decode
+    offer, token = prefill.prefill("a")
     decode.go_on("a", offer, token)
     decode.until_receiving()
-    mortal.kill()
+    decode.kill()
+    snapshot = prefill.snapshot()
+    assert snapshot.pool.free == snapshot.engine.num_blocks - 19
+    prefill.send(Release((offer.lease,)))
+    prefill.until(Step, lambda step: prefill.steps[-1].transferred)
+    (told,) = prefill.steps[-1].transferred
+    assert (told.lease, told.side, told.error) == (offer.lease, "sent", "")
+    prefill.check_idle()
+    prefill.send(Add("x", PROMPT, SAMPLING))
+    assert prefill.answer("x") == wanted
+    prefill.check_idle()
+
+
+def test_a_prefill_engine_killed_while_its_blocks_are_copied(workers: Workers, wanted: list[int]) -> None:
+    """What is being copied is good. What it has offered else is gone: it is computed, with the same answer."""
+    prefill, decode = workers.prefill, workers.decode
+    (offer, token), (later, its_token) = (prefill.prefill(name) for name in "ab")
+    decode.go_on("a", offer, token)
+    decode.until_receiving()
+    decode.until_mapped(offer)
+    prefill.kill()
     taken = decode.until(Taken)
     assert (taken.lease, taken.error) == (offer.lease, "")
     assert [token, *decode.answer("a")] == wanted
@@ -272,28 +324,7 @@ def test_a_prefill_engine_killed_while_its_blocks_are_copied(workers: Workers, b
     decode.go_on("b", later, its_token)
     taken = decode.until(Taken)
     assert (taken.lease, taken.blocks) == (later.lease, 0)
-    assert taken.error == "prefill-1 has ended, and its blocks with it"
+    assert taken.error == "prefill-0 has ended, and its blocks with it"
     assert [its_token, *decode.answer("b")] == wanted
     assert {row.kind for record in decode.steps for row in record.rows} == {"prefill", "decode"}
     decode.check_idle()
-
-
-def test_a_decode_engine_killed_while_it_copies_costs_the_other_nothing(begin: Begin, wanted: list[int]) -> None:
-    """Its blocks are free when the front says so, or when the lease has ended."""
-    prefill, mortal = begin("prefill-1", lease_seconds=2.0), begin("decode-2", faults=("slow-transfer=60%1",))
-    assert mortal.ready
-    offers = [prefill.prefill(name) for name in "ab"]
-    for name, (offer, token) in zip("ab", offers, strict=True):
-        mortal.go_on(name, offer, token)
-        mortal.until_receiving()
-    mortal.kill()
-    (one, _), (other, _) = offers
-    prefill.send(Release((one.lease,)))
-    for lease, error in ((one.lease, ""), (other.lease, "nobody took the blocks within 2 s")):
-        prefill.until(Step, lambda step: prefill.steps[-1].transferred)
-        (told,) = prefill.steps[-1].transferred
-        assert (told.lease, told.side, told.error) == (lease, "sent", error)
-    prefill.check_idle()
-    prefill.send(Add("x", PROMPT, SAMPLING))
-    assert prefill.answer("x") == wanted
-    prefill.check_idle()
