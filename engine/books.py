@@ -41,7 +41,10 @@ def check_books(scheduler: Scheduler, ledger: Ledger) -> None:
     _check_filled(pool, held)
     _check_index(pool.cache)
     _check_host(scheduler.kv.host, requests)
-    for request in scheduler.running:
+    hand_over = scheduler.hand_over
+    for request in (*scheduler.running, *hand_over.receiving, *hand_over.sending.values()):
+        if request.incoming is not None or request.outgoing is not None:  # else `check_totals` has seen to it
+            _check_end(pool, request)
         _require(len(set(request.table)) == len(request.table), f"{request.id} holds a block twice")
         for block_hash, found in zip(request.block_hashes, map(pool.cache.contents.get, request.table), strict=False):
             if found is not None and found.hash != block_hash:
@@ -150,7 +153,7 @@ def _check_end(pool: BlockPool, request: Request) -> None:
     tokens: each block's is the last for a while."""
     name, table, computed, size = request.id, request.table, request.num_computed, pool.block_size
     hashes = request.block_hashes
-    _require(request.allocation is not None, f"{name} runs and was not admitted")
+    _require(request.allocation is not None, f"{name} holds blocks and was not admitted")
     _require(0 <= computed <= request.num_tokens, f"{name}: {computed} of {request.num_tokens} tokens are computed")
     _require(computed <= len(table) * size, f"{name}: {computed} tokens are computed, in {len(table)} blocks")
     full, used = divmod(computed, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.beam_search import BeamGroup, Continuation
@@ -18,26 +18,28 @@ Ended = dict[str, FinishReason]  # with a step, and why
 Drawn = tuple[Request, FinishReason | None, FinishReason | None]  # how it ends early, or with its first token
 
 
-def drawn(scheduler: Scheduler, request: Request, result: StepResult, now: float) -> Iterator[Drawn]:
+def drawn(scheduler: Scheduler, request: Request, result: StepResult, now: float) -> list[Drawn]:
     """The children of a request whose prompt is computed, which are its children no more, each with a first token of
     its own; one that got none ends early."""
     children, request.children = request.children, []
-    for child in children:
-        child.parent = None
-        del scheduler.unforked[child]
-        early = scheduler.aborting.pop(child, None)
-        token = result.sampled.get(child.id)
-        if token is None:
-            yield child, early or "error", None
-            continue
-        child.first_token, child.found = now, request.found
-        scheduler.forked.append((child, request.num_computed))
-        yield child, early, child.append(token.token_id)
+    return [_draw(scheduler, request, child, result, now) for child in children]
 
 
-def fork(scheduler: Scheduler, request: Request, result: StepResult, now: float, ended: Ended) -> None:
-    """Start the children of a request whose prompt is computed."""
-    for child, early, reason in drawn(scheduler, request, result, now):
+def _draw(scheduler: Scheduler, request: Request, child: Request, result: StepResult, now: float) -> Drawn:
+    child.parent = None
+    del scheduler.unforked[child]
+    early = scheduler.aborting.pop(child, None)
+    token = result.sampled.get(child.id)
+    if token is None:
+        return child, early or "error", None
+    child.first_token, child.found = now, request.found
+    scheduler.forked.append((child, request.num_computed))
+    return child, early, child.append(token.token_id)
+
+
+def fork(scheduler: Scheduler, request: Request, family: Sequence[Drawn], result: StepResult, ended: Ended) -> None:
+    """Start those that were drawn for a request whose prompt is computed."""
+    for child, early, reason in family:
         if child.id in result.sampled:
             join(scheduler, request, child)
         if early is not None:

@@ -4,20 +4,23 @@ On the one side such a request is `sending` once its first token is drawn: it ha
 kept until whoever takes them says that it has them, or the lease ends. On the other side it waits with the offer, then
 it is `receiving`: it has blocks whose contents are on their way, and joins the batch when they have come. What does not
 come is computed again. A request that was to share what is offered with its siblings and ends first stays for that.
+
+Whatever a connector raises costs time alone: what it does not offer goes on here, what it does not take is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from engine.attempt import one_line
 from engine.block_pool import IllegalState
-from engine.forks import drawn, join
+from engine.forks import Drawn, join
 from engine.kv_manager import NOTHING, Prefix, blocks_for
 from engine.messages import Taken
-from engine.plan import StepResult
 from engine.protocol import FinishReason, Offered, Receiving, Transferred, Wait
 from engine.request import Request
 from engine.transfer.connector import Ended, KVConnector, Transfer, Unavailable
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 30.0
 HAS_ENDED = "the request has ended"
+MOST_FAILURES = 3  # times in a row that nobody can tell whether blocks are still written
+
+logger = logging.getLogger(__name__)
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -84,6 +90,7 @@ class HandOver:
         self.taken: list[Taken] = []  # to be told
         self._scheduler = scheduler
         self._lease_seconds = lease_seconds
+        self._failures = 0  # of polls, in a row
 
     @property
     def is_waited_for(self) -> bool:
@@ -91,7 +98,10 @@ class HandOver:
         return bool(self.receiving or self.sending)
 
     def poll(self, now: float) -> None:
-        """Take note of transfers and leases that have ended."""
+        """Take note of transfers and leases that have ended.
+
+        Raises what the connector does when it cannot tell for the third time: its blocks are lost to this engine.
+        """
         self.joined.clear()
         if self.connector is None:
             return
@@ -101,29 +111,50 @@ class HandOver:
             if request.outgoing.deadline > now:
                 break
             self._close(lease, now, f"nobody took the blocks within {self._lease_seconds:g} s")
-        for ended in self.connector.poll():
+        for ended in self._ended() if self.receiving else ():
             self._arrived(ended, now)
+
+    def _ended(self) -> Sequence[Ended]:
+        assert self.connector is not None
+        try:
+            ended = self.connector.poll()
+        except Exception as error:
+            self._failures += 1
+            if self._failures == MOST_FAILURES:
+                raise
+            _tell("asking for the ends of transfers", error)
+            return ()
+        self._failures = 0
+        return ended
 
     # Sending
 
     def offer(
-        self, request: Request, own: FinishReason | None, result: StepResult, now: float, ended: dict[str, FinishReason]
+        self,
+        request: Request,
+        own: FinishReason | None,
+        family: Sequence[Drawn],
+        now: float,
+        ended: dict[str, FinishReason],
     ) -> bool:
-        """Offer the KV of a request whose prompt was computed to whoever goes on with it, or with its siblings: `own`
-        is how it ends itself. False if nobody goes on; it then ends as ever."""
-        scheduler = self._scheduler
-        goes_on = own is None
-        for child, early, reason in drawn(scheduler, request, result, now):
-            ended[child.id] = early or reason or "handed_over"
-            goes_on |= ended[child.id] == "handed_over"
-            scheduler.end(child, ended[child.id])
-        if not goes_on:
+        """Offer the KV of a request whose prompt was computed to whoever goes on with it, or with those that were drawn
+        with it: `own` is how it ends itself. False if nobody goes on, or nothing can be offered: all go on here."""
+        if own is not None and all(early or reason for _, early, reason in family):
             return False
-        assert self.connector is not None
-        scheduler.running.remove(request)
-        tokens = request.num_computed
+        scheduler, tokens = self._scheduler, request.num_computed
         blocks = tuple(request.table[: blocks_for(tokens, scheduler.kv.block_size)])
-        offer = self.connector.export(request.id, blocks, tokens, now + self._lease_seconds)
+        assert self.connector is not None
+        try:
+            offer = self.connector.export(request.id, blocks, tokens, now + self._lease_seconds)
+        except Exception as error:
+            _tell(f"offering the KV of request {request.id}", error)
+            for one in (request, *(child for child, _, _ in family)):
+                one.hand_over = False
+            return False
+        for child, early, reason in family:
+            ended[child.id] = early or reason or "handed_over"
+            scheduler.end(child, ended[child.id])
+        scheduler.running.remove(request)
         request.outgoing = offer
         request.reason = ended[request.id] = own or "handed_over"
         self.sending[offer.lease] = request
@@ -143,7 +174,7 @@ class HandOver:
         assert self.connector is not None
         assert offer is not None
         assert request.reason is not None
-        self.connector.release(lease)
+        _try(self.connector.release, lease)
         seconds = now - (offer.deadline - self._lease_seconds)
         nbytes = len(offer.blocks) * offer.block_bytes
         self._scheduler.events.transferred.append(
@@ -170,34 +201,34 @@ class HandOver:
         offer, size = incoming.offer, kv.block_size
         prefix = scheduler.cached_prefix(request).whole()
         found = prefix.tokens(size)
+        needed = kv.blocks_taken(request, prefix, request.num_tokens)  # its next row is to find room too
+        if scheduler.running or self.receiving:
+            needed += spare + len(request.children)  # each fork copies a tail
+        if needed > kv.pool.num_available:
+            return Wait(request.id, "blocks", needed, kv.pool.num_available)
         try:
-            more = self.connector.available(offer, found) if found < offer.tokens else 0
+            more = self._available(offer, found)
         except Unavailable as error:
             self._give_up(request, now, str(error))
             return None
         if more <= 0:
             self._give_up(request, now, "")
             return None
-        if len(offer.blocks) != blocks_for(offer.tokens, size):
-            told = (
-                f"{offer.engine} offers {len(offer.blocks)} blocks for {offer.tokens} tokens, of blocks of {size} here"
-            )
-            self._give_up(request, now, told)
-            return None
         tokens = min(offer.tokens, found + more)
-        needed = kv.blocks_taken(request, prefix, tokens)
-        if scheduler.running or self.receiving:
-            needed += spare + len(request.children)  # each fork copies a tail
-        if needed > kv.pool.num_available:
-            return Wait(request.id, "blocks", needed, kv.pool.num_available)
         kv.admit_paged([request], [prefix], publish=False)
         if not kv.grow(request, tokens):
             raise IllegalState(f"blocks for request {request.id} were counted and are not there")
-        scheduler.waiting.admit(request)
-        self.receiving[request] = None
         request.incoming = msgspec.structs.replace(incoming, since=now, prefix=prefix, tokens=tokens)
         transfer = _transfer(request, size)
-        self.connector.allocated(transfer)
+        try:
+            self.connector.allocated(transfer)
+        except Exception as error:
+            kv.free(request)
+            request.cached, request.incoming = 0, incoming
+            self._give_up(request, now, _tell(f"taking the KV of request {request.id}", error))
+            return None
+        scheduler.waiting.admit(request)
+        self.receiving[request] = None
         scheduler.events.receiving.append(
             Receiving(
                 request.id, offer.lease, offer.engine, found, tokens - found, len(transfer.pairs), transfer.nbytes
@@ -205,10 +236,27 @@ class HandOver:
         )
         return None
 
+    def _available(self, offer: Offer, found: int) -> int:
+        """Tokens to be had of an offer beyond those `found`. Raises Unavailable."""
+        size = self._scheduler.kv.block_size
+        if len(offer.blocks) != blocks_for(offer.tokens, size):
+            blocks = f"{len(offer.blocks)} blocks for {offer.tokens} tokens, of blocks of {size} here"
+            raise Unavailable(f"{offer.engine} offers {blocks}")
+        assert self.connector is not None
+        try:
+            return self.connector.available(offer, found) if found < offer.tokens else 0
+        except Unavailable:
+            raise
+        except Exception as error:
+            raise Unavailable(_tell(f"looking at what {offer.engine} offers", error)) from error
+
     def load(self) -> None:
         """The step's moves are done."""
-        if self.connector is not None and self.receiving:
-            self.connector.load()
+        if self.connector is None or not self.receiving:
+            return
+        if not _try(self.connector.load):
+            for request in self.receiving:  # whichever was not begun will not come
+                _try(self.connector.cancel, request.id)
 
     def keeps(self, request: Request, reason: FinishReason) -> bool:
         """Whether a request that ends early must stay for now: its blocks are being written, or its siblings are to
@@ -228,7 +276,7 @@ class HandOver:
             return
         if request.incoming.since is not None:
             assert self.connector is not None
-            self.connector.cancel(request.id)  # it ends when nothing is written any more
+            _try(self.connector.cancel, request.id)  # it ends when nothing is written any more
         else:
             self._do_without(request, request.incoming)
             self._scheduler.end(request, request.reason)
@@ -294,6 +342,23 @@ class HandOver:
             join(scheduler, request, child)
         if request.reason is not None:
             scheduler.end(request, request.reason)
+
+
+def _try(call: Callable[..., None], *arguments: str) -> bool:
+    """Whether the connector has done what nobody waits for; if not, that is told."""
+    try:
+        call(*arguments)
+    except Exception as error:
+        _tell(f"a connector's `{getattr(call, '__name__', call)}`", error)
+        return False
+    return True
+
+
+def _tell(what: str, error: Exception) -> str:
+    """Log what a connector raised; returns that in a line."""
+    told = f"{what} failed: {one_line(error)}"
+    logger.error("%s; the engine goes on", told, exc_info=error)
+    return told
 
 
 def _transfer(request: Request, block_size: int) -> Transfer:

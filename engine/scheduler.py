@@ -204,11 +204,11 @@ class Scheduler:
                     reason = request.append(token.token_id)
                     if request.first_token is None:
                         request.first_token = now
-                if early not in ("abort", "deadline"):
-                    if request.hand_over and self.hand_over.offer(request, early or reason, result, now, ended):
+                if early not in ("abort", "deadline") and (request.hand_over or request.children):
+                    family = forks.drawn(self, request, result, now)
+                    if request.hand_over and self.hand_over.offer(request, early or reason, family, now, ended):
                         continue
-                    if request.children:
-                        forks.fork(self, request, result, now, ended)
+                    forks.fork(self, request, family, result, ended)
             elif is_bad:
                 early = early or "error"
             if early is not None:

@@ -86,6 +86,8 @@ class StepPlanner:
         while self.kv.needed(members, tokens) > self.kv.pool.num_available:
             self.out_of_blocks = True
             victim = next(self._victims(members), None)
+            if victim in self.joined:
+                return
             self.scheduler.preempt(victim or members[0])
             if victim is None:
                 return
@@ -95,10 +97,11 @@ class StepPlanner:
             self._take(member, 1)
 
     def _make_room(self, request: Request) -> None:
-        """Preempt the last of those that are not in this step until `request` fits, or itself."""
+        """Preempt the last of those that are not in this step until `request` fits, or itself. Where that is one that
+        has just joined, it waits for the next step."""
         while not self._schedule(request):
             victim = next(self._victims([request]), None)
-            if victim is None and request in self.joined:
+            if (victim or request) in self.joined:
                 return
             if victim is None and request.kind == "prefill" and self.rows:
                 return  # those in this step will end and make room
@@ -111,7 +114,7 @@ class StepPlanner:
         for other in reversed(self.scheduler.running):
             if other in requests or (other.beams is not None and other.beams is requests[0].beams):
                 return
-            if other.reason is not None or not other.table or other in self.joined:
+            if other.reason is not None or not other.table:
                 continue
             if self.rows.keys().isdisjoint(self.scheduler.members(other)):
                 yield other
@@ -143,7 +146,7 @@ class StepPlanner:
             self.note_blocks()  # whoever joined would take what those that run still need
             return
         blocked: list[Request] = []
-        no_hole = False
+        no_hole = no_tokens = False
         computing = self._prefixes_being_computed()
         for place, request in enumerate(candidates):
             if request not in scheduler.waiting:
@@ -151,8 +154,9 @@ class StepPlanner:
             client = request.scheduling.client
             if client in full:
                 continue
-            full_of = self._full_of(request, rows)
+            full_of = "tokens" if no_tokens and request.incoming is None else self._full_of(request, rows)
             if full_of == "tokens" and receives:
+                no_tokens = True
                 continue
             if full_of is not None:
                 return
@@ -191,7 +195,10 @@ class StepPlanner:
             found = max(prefix.tokens(self.kv.block_size), request.num_swapped)
             if not self._prompt_fits_budget(request.num_tokens - found):
                 self._note(Wait(request.id, "tokens"))
-                return
+                if not receives:
+                    return
+                no_tokens = True
+                continue
             children = request.children
             wait = scheduler.admit(request, prefix, rows + owed)
             candidates[place + 1 : place + 1] = [child for child in children if child.parent is None]
@@ -248,11 +255,12 @@ class StepPlanner:
 
     def _full_of(self, request: Request, rows: int) -> WaitCause | None:
         """What leaves the batch, or the step, no room for a request and all that belong to it; one too large for any
-        batch runs alone."""
+        batch runs alone. What is received needs no tokens now, but each row does in all steps to come: were there more
+        rows than tokens, no prompt would ever be computed beside them."""
         cause: WaitCause | None = None
         if rows and rows + self._rows_wanted(request) > self.control.max_num_seqs:
             cause = "rows"
-        elif self.budget <= 0 and request.incoming is None:
+        elif self.budget <= 0 if request.incoming is None else rows >= self.control.max_num_batched_tokens:
             cause = "tokens"
         if cause is not None:
             self._note(Wait(request.id, cause))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.attempt import one_line
 from engine.messages import Pull, Pulled
 from engine.transfer.connector import Ended, Transfer
 from engine.transfer.offer import Compatibility, Offer
@@ -59,11 +60,13 @@ class ParentConnector:
 
     def load(self) -> None:
         self._near.load()
-        for request, pulling in self._pulling.items():
-            if not pulling.told:
+        for pulling in [pulling for pulling in self._pulling.values() if not pulling.told]:
+            transfer = pulling.transfer
+            try:
+                self._pull(Pull(transfer.request, transfer.offer, self._near.place, transfer.pairs))
                 pulling.told = True
-                transfer = pulling.transfer
-                self._pull(Pull(request, transfer.offer, self._near.place, transfer.pairs))
+            except Exception as error:  # nobody will write
+                self._end(pulling, f"asking for {transfer.offer.engine}'s blocks failed: {one_line(error)}")
 
     def cancel(self, request: str) -> None:
         self._near.cancel(request)

@@ -39,7 +39,8 @@ class Job:
 
 class MirrorConnector:
     """Copies slots between mirrors, a block of each transfer whenever `tick` is called. `answer` is what it says of
-    an offer: all that is wanting, its whole blocks alone, nothing, or that it cannot be read."""
+    an offer: all that is wanting, its whole blocks alone, nothing, or that it cannot be read. Each of its methods that
+    `breaks` names raises so often. An engine survives what it raises: what was wrong is kept."""
 
     def __init__(self, name: str, peers: dict[str, MirrorConnector], clock: Clock, block_size: int) -> None:
         self.name, self.peers, self.clock, self.block_size = name, peers, clock, block_size
@@ -49,14 +50,26 @@ class MirrorConnector:
         self.ended: list[Ended] = []
         self.answer: Literal["all", "whole", "nothing", "unreadable"] = "all"
         self.exports = 0
+        self.breaks: Counter[str] = Counter()
+        self.wrong: list[str] = []
         self.read: list[tuple[str, int]] = []  # (lease, block), in the order in which they were copied
         peers[name] = self
 
     def block(self, block: int) -> list[int | None]:
         return self.runner.slots[block * self.block_size :][: self.block_size]
 
+    def _break(self, method: str) -> None:
+        if self.breaks[method]:
+            self.breaks[method] -= 1
+            raise OSError(f"{method} is broken")
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.wrong.append(what)
+
     def available(self, offer: Offer, found: int) -> int:
-        assert found % self.block_size == 0
+        self._require(found % self.block_size == 0, "a part of a block was found")
+        self._break("available")
         if self.answer == "unreadable":
             raise Unavailable("it cannot be read")
         if offer.deadline <= self.clock.now:
@@ -69,11 +82,13 @@ class MirrorConnector:
         return last - found
 
     def allocated(self, transfer: Transfer) -> None:
-        assert transfer.request not in self.jobs
-        assert transfer.pairs
+        self._require(transfer.request not in self.jobs, "a request is transferred twice at once")
+        self._require(bool(transfer.pairs), "nothing is transferred")
+        self._break("allocated")
         self.jobs[transfer.request] = Job(transfer, self.clock.now)
 
     def load(self) -> None:
+        self._break("load")
         for job in self.jobs.values():
             if not job.loading:
                 job.loading = True
@@ -81,6 +96,7 @@ class MirrorConnector:
                     self._write(target, [None] * self.block_size)
 
     def cancel(self, request: str) -> None:
+        self._break("cancel")
         if request in self.jobs:  # else it has ended, and nobody has been told yet
             self.jobs[request].cancelled = True
 
@@ -88,10 +104,12 @@ class MirrorConnector:
         self.jobs[request].error = error
 
     def poll(self) -> Sequence[Ended]:
+        self._break("poll")
         ended, self.ended = self.ended, []
         return ended
 
     def export(self, request: str, blocks: Sequence[int], tokens: int, deadline: float) -> Offer:
+        self._break("export")
         self.exports += 1
         lease = f"{self.name}:{self.exports}:{request}"
         self.leases[lease] = (tuple(blocks), [self.block(block) for block in blocks], deadline)
@@ -101,12 +119,15 @@ class MirrorConnector:
     def release(self, lease: str) -> None:
         self._check_unchanged(lease)
         del self.leases[lease]
+        self._break("release")
 
     def tick(self) -> None:
         """A block of each transfer is copied, or garbage where that has failed; those with none left end."""
         for request, job in list(self.jobs.items()):
-            if not job.loading:
+            if not job.loading and not job.cancelled:
                 continue
+            if not job.loading:
+                job.left = []
             offer = job.transfer.offer
             peer = self.peers.get(offer.place.path)
             if job.left:
@@ -131,7 +152,8 @@ class MirrorConnector:
     def _check_unchanged(self, lease: str) -> None:
         blocks, contents, deadline = self.leases[lease]
         if self.clock.now < deadline:
-            assert [self.block(block) for block in blocks] == contents, "blocks changed that others may read"
+            same = [self.block(block) for block in blocks] == contents
+            self._require(same, "blocks changed that others may read")
 
 
 class Answer:
@@ -403,6 +425,7 @@ class Handing:
             check_books(core.scheduler, core.ledger)
             assert self.folds[side].to_snapshot() == core.snapshot()
             moving = set(core.scheduler.hand_over.receiving)
+            assert not self.connectors[side].wrong
             assert {request.id for request in moving} == self.connectors[side].jobs.keys() | {
                 ended.request for ended in self.connectors[side].ended
             }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine.books import check_books
 from engine.core import ControlError
+from engine.invariants import InvariantViolated
 from engine.protocol import Control
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
@@ -615,4 +617,19 @@ def test_the_shortest_prefill_is_of_what_is_not_offered():
     both.place(both.passing[0])
     both.step("d")
     assert statuses(both, "d")["r3"] == "running", "it was first in turn when it turned out that nothing was to be had"
+    both.run()
+
+
+def test_the_books_are_of_those_that_send_and_receive_too():
+    both = handed()
+    both.place(both.passing[0])
+    both.step("d")
+    for side, status, wrong in (("p", "sending", 17), ("d", "receiving", 1)):
+        core = both.cores[side]
+        request = core.scheduler.requests["r0"]
+        assert request.status == status
+        right, request.num_computed = request.num_computed, wrong
+        with pytest.raises(InvariantViolated, match="filled slots, not 1"):
+            check_books(core.scheduler, core.ledger)
+        request.num_computed = right
     both.run()

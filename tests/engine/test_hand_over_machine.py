@@ -161,6 +161,16 @@ class HandOverMachine(RuleBasedStateMachine):
     def answer(self, answer: Literal["all", "whole", "nothing", "unreadable"]) -> None:
         self.both.connectors["d"].answer = answer
 
+    @rule(
+        side=SIDES,
+        method=st.sampled_from(["export", "release", "available", "allocated", "load", "cancel", "poll"]),
+        times=st.integers(1, 2),
+    )
+    def break_connector(self, side: Side, method: str, times: int) -> None:
+        breaks = self.both.connectors[side].breaks
+        if method != "poll" or not breaks[method]:  # the third time in a row it would end the engine
+            breaks[method] = times
+
     @rule(releases=st.sampled_from([True, True, False]))
     def forget_to_release(self, releases: bool) -> None:
         self.both.releases = releases
@@ -211,6 +221,8 @@ class HandOverMachine(RuleBasedStateMachine):
         for side in ("p", "d"):
             both.cores[side].set_control(msgspec.structs.replace(both.cores[side].control, max_num_batched_tokens=16))
         both.releases = True
+        for connector in both.connectors.values():
+            connector.breaks.clear()
         for core in both.cores.values():  # whose release was forgotten
             core.release(
                 [

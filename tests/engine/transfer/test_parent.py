@@ -85,7 +85,7 @@ def test_a_parent_that_cannot_be_asked_costs_that_transfer_alone(taker: Far, tra
         parent.allocated(Transfer(request, transfer.offer, transfer.pairs))
     parent.load()
     (ended,) = parent.poll()
-    assert (ended.request, ended.error) == ("a", "asking for there's blocks failed: OSError: the line is down")
+    assert (ended.request, ended.error) == ("a", "asking for prefill-0's blocks failed: OSError: the line is down")
     assert [pull.request for pull in taker.pulls] == ["b"]
 
 
