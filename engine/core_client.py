@@ -224,6 +224,11 @@ class CoreClient:
         """Requests that have not ended; a beam search counts once."""
         return len(self._live)
 
+    @property
+    def quiet(self) -> float:
+        """Seconds for which nothing came of it though somebody waits for something: a long step, or it is stopped."""
+        return time.monotonic() - self._heard if self._live or self._calls else 0.0
+
     def drain(self) -> None:
         """Take no more requests."""
         self._draining = True
@@ -291,6 +296,7 @@ class CoreClient:
         for request in reporting:
             if request in self._live:
                 raise ValueError(f"request {request} lives already")
+        self._begin_to_wait()
         self._send(msgspec.structs.replace(message, arrived=time.monotonic() if self._core.shares_clock else None))
         self._live.update(dict.fromkeys(reporting, Live(sink, answer, is_search)))
         if message.siblings:
@@ -428,7 +434,12 @@ class CoreClient:
             raise EngineDiedError("the engine is not connected yet")
         self._writer.write(frame(message))
 
+    def _begin_to_wait(self) -> None:
+        if not (self._live or self._calls):
+            self._heard = time.monotonic()
+
     async def _call(self, make: Callable[[int], Call]) -> Reply:
+        self._begin_to_wait()
         self._next_call += 1
         call = self._next_call
         self._send(make(call))

@@ -23,6 +23,7 @@ from engine.messages import Add, Output, Taken
 from engine.protocol import FinishReason, Receiving
 
 PATIENCE = 30.0  # seconds that a request waits for a worker that can take it
+QUIET = 5.0  # seconds in which nothing came of a worker that has requests: others are preferred
 LATE = 5.0  # seconds after a deadline: an engine that has not ended the request by then is stopped, or hangs
 
 
@@ -86,6 +87,7 @@ class Dispatcher:
         self._soon = soon
         self._waiting: dict[Way, None] = {}
         self._placed: dict[str, Way] = {}  # by the lease that an engine has yet to take
+        self._quiet: set[str] = set()  # workers, when last looked at
         self._losing: set[CoreClient] = set()  # engines that are known to be gone, and what they had is to be moved
 
     @property
@@ -230,8 +232,10 @@ class Dispatcher:
             self._release(name, output.offer.lease)
 
     def review(self) -> None:
-        """End what has waited too long for a worker, and what an engine should have ended long ago."""
+        """End what has waited too long for a worker, and what an engine should have ended long ago; see who is quiet."""
         now = self._clock()
+        clients = [(name, place.client) for name, place in self._places.items()]
+        self._quiet = {name for name, client in clients if client is not None and client.quiet > QUIET}
         for way in dict.fromkeys(self.live.values()):
             left = way.journey.seconds_left(now)
             if left is not None and left < -LATE:
@@ -258,7 +262,7 @@ class Dispatcher:
         """Have a worker do what is next; if none can, wait for one."""
         avoid = {name for name, client in way.been if name in self._places and self._places[name].client is client}
         while True:
-            chosen = self._choose(way, avoid)
+            chosen = self._choose(way, avoid | self._quiet) or (self._choose(way, avoid) if self._quiet else None)
             if chosen is None:
                 self._wait(way)
                 return

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 
 import pytest
 from msgspec.structs import replace
 
 from engine import supervisor
+from engine.cluster import client, dispatcher
+from engine.cluster import cluster as cluster_module
+from engine.cluster.cluster import Cluster
 from engine.cluster.protocol import ClusterControl
 from engine.cluster.sizes import ClusterControlError
 from engine.cluster.worker import WorkerSpec
 from engine.core_client import CallRefusedError, CoreProcess, EngineDiedError
 from engine.protocol import Control
 from engine.sampling_params import SamplingParams
+from engine.server.settings import ServeSettings
 from engine.supervisor import GaveUp
 from tests.engine.cluster.clusters import TINY, Asked, named, running, settle, snapshot, until
+from tests.engine.cluster.forked import ForkedCore, start_forked
 
 LONG = 100  # tokens: more than are prefilled where they decode
 
@@ -178,9 +185,84 @@ async def test_without_restarts_a_cluster_lasts_as_long_as_somebody_serves():
 
 async def test_engines_that_compute_other_things_are_not_let_beside_each_other():
     def start(spec: WorkerSpec) -> CoreProcess:
-        return CoreProcess(replace(spec.config, seed=7) if spec.role == "decode" else spec.config)
+        return ForkedCore(replace(spec.config, seed=7) if spec.role == "decode" else spec.config)
 
     with pytest.raises(GaveUp, match="cannot serve beside") as raised:
         async with running(ClusterControl(prefill=1, decode=1), start=start):
             pass
     assert raised.value.unusable
+
+
+async def test_one_that_comes_later_and_is_not_let_in_is_not_waited_for():
+    def start(spec: WorkerSpec) -> CoreProcess:
+        return ForkedCore(replace(spec.config, seed=7) if spec.name == "decode-1" else spec.config)
+
+    async with running(ClusterControl(decode=1), start=start) as cluster:
+        await cluster.change(ClusterControl(decode=2))
+        other = await until(lambda: next((one for one in cluster.workers if one.phase == "dead"), None))
+        assert "cannot serve beside decode-0" in other.reason
+        async with asyncio.timeout(20):
+            assert await cluster.client.requests()
+            await cluster.client.clear_cache()
+            await cluster.client.patch_control(lambda control: Control(max_num_seqs=9))
+            with pytest.raises(EngineDiedError):
+                await snapshot(other)
+        assert await Asked(cluster, "r", [5, 6], sampling(), 1).tokens()
+
+
+async def test_whoever_is_wanted_again_when_its_engine_has_just_died_comes_back(monkeypatch):
+    monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.5)  # it is not seen at once that it died
+    async with running(ClusterControl(replicas=2, routing="round_robin")) as cluster:
+        asked = [Asked(cluster, name, [5], sampling(2000), 1) for name in "ab"]
+        await cluster.change(ClusterControl(replicas=1))
+        going = named(cluster, "replica-1")
+        assert (going.phase, going.core is not None) == ("draining", True)
+        going.core.kill()
+        await until(lambda: going.is_gone)
+        await cluster.change(ClusterControl(replicas=2))
+        await until(lambda: [worker.phase for worker in cluster.workers] == ["ready", "ready"])
+        for one in asked:
+            cluster.client.cancel(one.names[0])
+
+
+async def test_the_server_ends_when_the_last_who_could_serve_goes_and_its_successor_has_died():
+    async with running(ClusterControl(decode=1), max_restarts=0) as cluster:
+        asked = Asked(cluster, "r", [5], sampling(4000), 1)
+        await cluster.change(ClusterControl(replicas=1))
+        await until(lambda: named(cluster, "decode-0").phase == "draining")
+        core = named(cluster, "replica-0").core
+        assert core is not None
+        core.kill()
+        await until(lambda: named(cluster, "replica-0").phase == "dead")
+        assert cluster.client.death is None, "the other has requests yet"
+        cluster.client.cancel("r")
+        assert (await asked.ended())[0].finished == "abort"
+        await until(lambda: cluster.client.death)
+
+
+async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
+    monkeypatch.setattr(dispatcher, "QUIET", 0.2)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
+    async with running(ClusterControl(replicas=2, routing="round_robin")) as cluster:
+        core = named(cluster, "replica-1").core
+        assert isinstance(core, CoreProcess)
+        os.kill(core.process.pid, signal.SIGSTOP)
+        before = [Asked(cluster, name, [5], sampling(), 1) for name in "ab"]
+        assert await before[0].tokens()
+        await until(lambda: "replica-1" in cluster.dispatcher._quiet)
+        after = [Asked(cluster, name, [5], sampling(), 1) for name in "cde"]
+        for one in after:
+            assert await one.tokens()
+        assert await cluster.client.requests()
+        os.kill(core.process.pid, signal.SIGCONT)
+        assert await before[1].tokens()
+        await settle(cluster)
+
+
+async def test_more_than_the_machine_has_memory_for_is_refused():
+    cluster = Cluster(
+        TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2), memory=2 * TINY.kv_memory
+    )
+    with pytest.raises(ClusterControlError, match=r"^replicas: 3 engines with 0.0 GiB each"):
+        await cluster.change(ClusterControl(replicas=3))
+    assert cluster.control.replicas == 2

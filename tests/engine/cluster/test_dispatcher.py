@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cluster.dispatcher import LATE
+from engine.cluster.dispatcher import LATE, QUIET
 from engine.cluster.journey import MOST_MOVES
 from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
@@ -160,6 +160,23 @@ def test_a_request_whose_engine_is_stopped_ends_with_its_deadline():
     some.clock.now += 0.2
     some.dispatcher.review()
     assert [asked.finished for asked in some.asked.values()] == ["deadline", "deadline"]
+    some.run()
+
+
+def test_workers_of_which_nothing_comes_are_avoided_while_there_are_others():
+    some = cluster(0, 2, routing="round_robin")
+    for _ in range(2):
+        some.add(PROMPT, greedy(4))
+    stopped = some.workers["decode-0"].client
+    stopped._heard -= QUIET + 1
+    for _ in range(3):
+        some.dispatcher.review()
+        some.add(PROMPT, greedy(4))
+    assert [some.router.routed(name) for name in some.workers] == [1, 4]
+    some.workers["decode-1"].client._heard -= QUIET + 1
+    some.dispatcher.review()
+    some.add(PROMPT, greedy(4))
+    assert [some.router.routed(name) for name in some.workers] == [2, 4], "both are quiet: better one than none"
     some.run()
 
 
