@@ -55,9 +55,8 @@ class SimulatedWorker:
         """Sleeps if there was nothing to do."""
         core, begun = self.core, self.clock.now
         outputs, record = core.step()
-        if record is None or not core.has_work:
-            self.asleep = True
-        elif record.rows:
+        self.asleep = record is None or not core.has_work
+        if record is not None and record.rows:
             self.steps += 1
             self.computed_tokens += sum([row.tokens for row in record.rows])
             self.busy += self.clock.now - begun

@@ -1,0 +1,385 @@
+"""`python -m benchmarks.planning`: predictions of `paged-engine simulate`, held against what clusters really do.
+
+Of each way to serve, a short run with other sessions of the same trace says what its steps cost (least squares over its
+step records, all engines busy together, so that what they take from each other is in it). Then the simulator, given
+these costs alone, says for which speed of the trace requests wait noticeably and the engines still keep up, and what
+throughput and TTFT will be; then `loadgen` measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from benchmarks.compare import tell_if_busy
+from benchmarks.options import check_file
+from benchmarks.report import machine
+from benchmarks.step_costs import fitted, spread, timed
+from engine.cli import number
+from engine.cluster.protocol import ClusterControl
+from engine.config import DEFAULT_MODEL
+from engine.protocol import Control, Record, Snapshot, decode_item, decode_snapshot
+from engine.simulator.pools import PoolSimulator
+from engine.simulator.prediction import Pools, PoolsPrediction
+from engine.simulator.prediction import Settings as Simulated
+from engine.simulator.runner import StepCost
+from engine.trace_lengths import read_trace
+from loadgen.command import Interrupt
+from loadgen.engine_process import EngineProcess, EngineStartError
+from loadgen.experiments.measuring import Bench
+from loadgen.keys import NO_KEYS
+from loadgen.outcome import Outcome
+from loadgen.results.run_file import RunFile
+from loadgen.settings import Settings
+from loadgen.sse import EventParser
+
+AIM = 0.15
+TRACE = Path(__file__).resolve().parents[1] / "traces" / "chat500.jsonl"
+SPEEDS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0)  # tried in a simulation
+UNLOADED = 0.25
+WAITING = 2.0  # TTFT p90, times that of an unloaded engine: requests wait, and no queue grows without end
+KV_MEMORY = "1GiB"
+LINK, LINK_LATENCY = 5e9, 0.003
+
+
+class CannotMeasure(Exception):
+    """The message is for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to serve. `threads` of each engine: together the machine's two cores."""
+
+    name: str
+    arguments: tuple[str, ...]
+    control: ClusterControl
+    threads: int
+
+
+WAYS = (
+    Way("one engine, two threads", (), ClusterControl(replicas=1), 2),
+    Way("2 replicas, a thread each", ("--replicas", "2"), ClusterControl(replicas=2), 1),
+    Way("1P1D separated, a thread each", ("--prefill", "1", "--decode", "1"), ClusterControl(prefill=1, decode=1), 1),
+)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """Tokens a second over the whole run, and seconds from when requests were due to their first text."""
+
+    output_tokens_per_second: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    prompt_tokens: int
+
+
+class Compared(msgspec.Struct, frozen=True):
+    way: str
+    cost: StepCost
+    steps: int  # that the cost was fitted to
+    cost_bias: float  # what the fitted costs come to, over what these steps took
+    cost_scatter: float
+    speed: float
+    requests: int
+    busy: float  # of the busiest engine, as predicted
+    unloaded_ttft_p90: float  # as predicted
+    predicted: Figures
+    measured: Figures
+
+    def off(self, figure: str) -> float:
+        """Predicted over measured, less 1."""
+        return float(getattr(self.predicted, figure) / getattr(self.measured, figure) - 1)
+
+
+def sessions(first: int, trace_seconds: float, to: Path) -> Path:
+    """Sessions of the trace from number `first` on that come within so many seconds of its time, as a trace."""
+    head, *lines = TRACE.read_text().splitlines()
+    chosen = [json.loads(line) for line in lines[first:]]
+    begin = chosen[0]["arrival"]
+    kept = [{**one, "arrival": one["arrival"] - begin} for one in chosen if one["arrival"] - begin <= trace_seconds]
+    to.write_text("\n".join([head, *map(json.dumps, kept)]) + "\n")
+    return to
+
+
+def predict(trace: Path, way: Way, cost: StepCost, engine: Snapshot, speed: float) -> PoolsPrediction:
+    requests = read_trace(trace)
+    info = engine.engine
+    settings = Simulated(
+        control=Control(),
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        num_host_blocks=0,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        max_model_len=info.max_model_len,
+        cost=cost,
+        speed=speed,
+        requests=len(requests),
+    )
+    simulator = PoolSimulator(requests, settings, Pools(way.control, LINK, LINK_LATENCY))
+    simulator.run()
+    return simulator.prediction()
+
+
+def predicted(prediction: PoolsPrediction) -> Figures:
+    queue, throughput = prediction.queue, prediction.throughput
+    first, gap = queue.time_to_first_token, queue.inter_token
+    return Figures(
+        output_tokens_per_second=throughput.output_tokens_per_second or 0.0,
+        ttft_p50=first.p50 or 0.0,
+        ttft_p90=first.p90 or 0.0,
+        ttft_p99=first.p99 or 0.0,
+        itl_p50=gap.p50 or 0.0,
+        itl_p99=gap.p99 or 0.0,
+        prompt_tokens=prediction.requests.prompt_tokens,
+    )
+
+
+def measured(run: RunFile) -> Figures:
+    """Raises CannotMeasure if a request failed."""
+    records = list(run.records())
+    if failed := [record for record in records if record.outcome is not Outcome.COMPLETED]:
+        raise CannotMeasure(f"{len(failed)} of {len(records)} requests failed: {failed[0].kind} {failed[0].detail}")
+    first = [record.chunks[0] - (record.scheduled or 0.0) for record in records if record.chunks]
+    gaps = np.concatenate([np.diff(record.chunks) for record in records])
+    seconds = max(record.ended or 0.0 for record in records) - min(record.scheduled or 0.0 for record in records)
+    tokens = sum(record.output_tokens for record in records)
+    ttft, itl = np.percentile(first, (50, 90, 99)), np.percentile(gaps, (50, 99))
+    return Figures(
+        output_tokens_per_second=tokens / seconds,
+        ttft_p50=float(ttft[0]),
+        ttft_p90=float(ttft[1]),
+        ttft_p99=float(ttft[2]),
+        itl_p50=float(itl[0]),
+        itl_p99=float(itl[1]),
+        prompt_tokens=sum(record.input_tokens or 0 for record in records),
+    )
+
+
+@contextlib.asynccontextmanager
+async def recording(urls: Sequence[str]) -> AsyncIterator[list[list[Record]]]:
+    """The step records of these engines, from now on until the block ends."""
+    found: list[list[Record]] = [[] for _ in urls]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_read(http, url, into)) for url, into in zip(urls, found, strict=True)]
+        try:
+            yield found
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _read(http: aiohttp.ClientSession, url: str, into: list[Record]) -> None:
+    async with http.get(f"{url}/engine/steps") as reply:
+        reply.raise_for_status()
+        parser = EventParser()
+        async for received in reply.content.iter_any():
+            into += [item for event in parser.feed(received) if isinstance(item := decode_item(event), Record)]
+
+
+class Planning:
+    """Calibrates, predicts and measures one way after the other, each on engines of its own."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> None:
+        self._options, self._folder, self._say = options, folder, say
+        self._bench = Bench(Console(file=io.StringIO()), Interrupt(), NO_KEYS)
+
+    async def compare(self, way: Way) -> Compared:
+        """Raises CannotMeasure and EngineStartError."""
+        options = self._options
+        os.environ["OMP_NUM_THREADS"] = str(way.threads)  # of each engine: it goes before what that would choose
+        common = ["--model", options.model, "--max-model-len", "4096", "--kv-memory", KV_MEMORY]
+        async with EngineProcess([*common, *way.arguments], lambda _: None) as engine:
+            urls = await _engines(engine.url)
+            snapshot = await _snapshot(urls[0])
+            cost, steps = await self._calibrate(way, engine.url, urls, snapshot)
+            speed, trace, foreseen, unloaded = self._choose(way, cost, snapshot)
+            self._say(f"{way.name}: speed {speed:g}, TTFT p90 {foreseen.queue.time_to_first_token.p90:.2f} s foreseen")
+            figures = measured(await self._play(trace, engine.url, speed, f"{way.name}, measured"))
+        bias, scatter = spread(cost, steps)
+        shares = [use.most_busy_share or 0.0 for use in foreseen.roles.values()]
+        return Compared(
+            way.name, cost, len(steps), bias, scatter, speed, foreseen.requests.total, max(shares), unloaded,
+            predicted(foreseen), figures,
+        )  # fmt: skip
+
+    async def _calibrate(self, way: Way, url: str, urls: Sequence[str], snapshot: Snapshot) -> tuple[StepCost, Any]:
+        """What steps cost: of sessions that are not measured, at two speeds, for steps of few rows and of many."""
+        steps = []
+        for part, speed in enumerate(self._options.calibration_speeds):
+            path = self._folder / f"calibration-{part}.jsonl"
+            sessions(250 + 60 * part, speed * self._options.calibration / 2, path)
+            async with recording(urls) as records:
+                await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
+                await asyncio.sleep(0.5)
+            steps += [step for of_one in records for step in timed(of_one)]
+        try:
+            return fitted(steps), steps
+        except ValueError as error:
+            raise CannotMeasure(f"{way.name}: {error}; give more --calibration") from None
+
+    def _choose(self, way: Way, cost: StepCost, snapshot: Snapshot) -> tuple[float, Path, PoolsPrediction, float]:
+        """The highest speed at which requests wait no longer than `WAITING` says, and what it will come to."""
+        path = self._folder / "measured.jsonl"
+        found = None
+        for speed in SPEEDS:
+            sessions(0, speed * self._options.seconds, path)
+            calm = predict(path, way, cost, snapshot, UNLOADED).queue.time_to_first_token.p90 or 0.0
+            foreseen = predict(path, way, cost, snapshot, speed)
+            if found is not None and (foreseen.queue.time_to_first_token.p90 or 0.0) > WAITING * calm:
+                break
+            found = speed, foreseen, calm
+        assert found is not None
+        sessions(0, found[0] * self._options.seconds, path)
+        return found[0], path, found[1], found[2]
+
+    async def _play(self, trace: Path, url: str, speed: float, label: str) -> RunFile:
+        self._say(label)
+        settings = Settings(file=str(trace), url=url, speed=speed, timeout=600.0, probe=False)
+        return await self._bench.measure(settings, self._folder / f"{label.replace(' ', '-')}.run", label)
+
+
+async def _engines(url: str) -> list[str]:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/engine/cluster") as reply:
+        if reply.status == 404:
+            return [url]
+        reply.raise_for_status()
+        return [f"{url}{worker['path']}" for worker in (await reply.json())["workers"]]
+
+
+async def _snapshot(url: str) -> Snapshot:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/engine/snapshot") as reply:
+        reply.raise_for_status()
+        return decode_snapshot(await reply.read())
+
+
+async def measure(options: argparse.Namespace, say: Callable[[str], None]) -> list[Compared]:
+    with tempfile.TemporaryDirectory(prefix="planning-") as folder:
+        planning = Planning(options, Path(folder), say)
+        return [await planning.compare(way) for way in WAYS]
+
+
+AIMED = (("output_tokens_per_second", "answer tokens/s"), ("ttft_p90", "TTFT p90 (s)"))
+BESIDE = (
+    ("ttft_p50", "TTFT p50 (s)"),
+    ("ttft_p99", "TTFT p99 (s)"),
+    ("itl_p50", "gap between tokens p50 (s)"),
+    ("itl_p99", "gap between tokens p99 (s)"),
+    ("prompt_tokens", "prompt tokens"),
+)
+
+
+def worst(found: Sequence[Compared]) -> float:
+    return max(abs(one.off(figure)) for one in found for figure, _ in AIMED)
+
+
+def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
+    """In Markdown."""
+    here = machine()
+    lines = [
+        "# What `simulate` predicts, and what is measured, 2026-11-30",
+        "",
+        f"`python -m benchmarks.planning --model {options.model}` on {here['cpu']}, {here['cores']} cores, load "
+        f"{here['load']:.1f} at the end. Sessions of `traces/chat500.jsonl`, {options.seconds:g} s of arrivals each.",
+        "",
+        "Each way to serve is calibrated by itself: other sessions of the trace (from number 250 on) are played at "
+        f"speeds {' and '.join(f'{speed:g}' for speed in options.calibration_speeds)}, all its engines at work "
+        "together with the front and the client on the same two cores, and a step's seconds are fitted to what it did. "
+        "Nothing else is taken from a measurement. The speed is the highest of some at which the simulator says that TTFT p90 "
+        f"is at most {WAITING:g} times that of the same requests at speed {UNLOADED:g}: half of it is waiting.",
+        "",
+        "| | " + " | ".join(one.way for one in found) + " |",
+        "| --- |" + " ---: |" * len(found),
+        _row("speed, requests", [f"{one.speed:g}, {one.requests}" for one in found]),
+        _row("busiest engine, predicted", [f"{one.busy:.0%}" for one in found]),
+        _row("TTFT p90 unloaded, predicted (s)", [f"{one.unloaded_ttft_p90:.2f}" for one in found]),
+    ]
+    for figure, title in (*AIMED, *BESIDE):
+        cells = [_cell(getattr(one.predicted, figure), getattr(one.measured, figure), one.off(figure)) for one in found]
+        lines.append(_row(f"{title}: predicted, measured", cells))
+    lines += ["", "Fitted costs, in seconds of a step:", "", "| | " + " | ".join(one.way for one in found) + " |"]
+    lines.append("| --- |" + " ---: |" * len(found))
+    for field, title in (
+        ("step", "a step"), ("token", "a computed token"), ("row", "a drawn token"), ("context", "a token of context"),
+        ("attention", "a pair"),
+    ):  # fmt: skip
+        lines.append(_row(title, [f"{getattr(one.cost, field):.3g}" for one in found]))
+    lines.append(_row("fitted to steps", [f"{one.steps:,}" for one in found]))
+    lines.append(_row("all of them, fitted over taken", [f"{one.cost_bias:.3f}" for one in found]))
+    lines.append(_row("scatter of one, of the mean", [f"{one.cost_scatter:.0%}" for one in found]))
+    off = worst(found)
+    verdict = "met" if off <= AIM else "**missed**"
+    median = statistics.median(abs(one.off(figure)) for one in found for figure, _ in AIMED)
+    lines += [
+        "",
+        f"Off by at most {off:.1%} (median {median:.1%}) in throughput and TTFT p90; aim {AIM:.0%}: {verdict}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(title: str, cells: Sequence[str]) -> str:
+    return f"| {title} | {' | '.join(cells)} |"
+
+
+def _cell(told: float, was: float, off: float) -> str:
+    digits = ",.0f" if was >= 1000 else ".1f" if was >= 10 else ".3f"
+    return f"{told:{digits}}, {was:{digits}} ({off:+.1%})"
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    return tuple(number(0.1, 100)(part) for part in text.split(","))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calibrate, predict, measure, and write what was asked for; 1 if the aim is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="default: %(default)s")
+    parser.add_argument("--seconds", type=number(5, 3600), default=75.0, help="of arrivals, measured (default: 75)")
+    parser.add_argument("--calibration", type=number(5, 3600), default=40.0, help="seconds of it (default: 40)")
+    parser.add_argument(
+        "--calibration-speeds", type=_speeds, default=(3.0, 6.0), metavar="X,Y", help="of the trace (default: 3,6)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here, in Markdown")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
+    options = parser.parse_args(argv)
+    check_file(parser, "--out", options.out)
+    check_file(parser, "--json", options.json)
+    console = Console(stderr=True)
+    tell_if_busy(console)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    try:
+        found = asyncio.run(measure(options, say))
+    except (CannotMeasure, EngineStartError, aiohttp.ClientError) as error:
+        say(f"benchmarks.planning: error: {error}")
+        return 2
+    told = report(found, options)
+    print(told, end="")
+    if options.out is not None:
+        options.out.write_text(told)
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return int(worst(found) > AIM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""From the step records of an engine at work to what its steps cost: the `StepCost` of a simulation. Pure.
+
+A step's seconds are those from the record before it to its own, where the engine had something to do all that time:
+reading requests, sending tokens and whatever else the machine did in between are in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.protocol import Record
+from engine.simulator.runner import StepCost, StepWork
+
+Floats = npt.NDArray[np.float64]
+FIELDS = ("step", "token", "context", "row", "attention")
+FEWEST = 50  # steps that costs are fitted to
+
+
+def work_of(record: Record) -> StepWork:
+    """What a step did, as a simulated one counts it."""
+    computed = context = drawn = pairs = 0
+    for row in record.rows:
+        computed += row.tokens
+        context += row.context
+        drawn += row.sampled
+        pairs += row.tokens * (row.context - row.tokens) + row.tokens * (row.tokens + 1) // 2
+    return StepWork(computed, context, drawn, pairs)
+
+
+def timed(records: Sequence[Record]) -> list[tuple[StepWork, float]]:
+    """Each step that began where the one before ended: a request of that one went on. Records in order."""
+    found = []
+    for before, record in pairwise(records):
+        stays = {row.request for row in before.rows} - {left.request for left in before.left}
+        if record.rows and record.seq == before.seq + 1 and stays and not record.copies:
+            found.append((work_of(record), record.time - before.time))
+    return found
+
+
+def fitted(steps: Sequence[tuple[StepWork, float]]) -> StepCost:
+    """Least squares, the longer a step the more it may be off; no cost is below 0. A move costs what it ever does.
+
+    Raises ValueError for too few steps.
+    """
+    if len(steps) < FEWEST:
+        raise ValueError(f"costs are fitted to at least {FEWEST} steps, not {len(steps)}")
+    seconds = np.array([taken for _, taken in steps])
+    columns = np.array([(1, work.computed, work.context, work.drawn, work.pairs) for work, _ in steps], dtype=float)
+    weights = 1 / np.sqrt(np.maximum(seconds, 1e-6))
+    found = _at_least_nothing(columns * weights[:, None], seconds * weights)
+    return StepCost(**dict(zip(FIELDS, map(float, found), strict=True)))
+
+
+def spread(cost: StepCost, steps: Iterable[tuple[StepWork, float]]) -> tuple[float, float]:
+    """What the costs come to over all steps, over what these took, and the root mean square of what single steps are
+    off, over the mean."""
+    pairs = np.array([(cost.seconds(work), taken) for work, taken in steps])
+    told, taken = pairs[:, 0], pairs[:, 1]
+    return float(told.sum() / taken.sum()), float(np.sqrt(np.mean((told - taken) ** 2)) / taken.mean())
+
+
+def _at_least_nothing(columns: Floats, values: Floats) -> Floats:
+    """Least squares without negative answers (Lawson and Hanson, 1974), for a handful of columns."""
+    scale = np.linalg.norm(columns, axis=0)
+    scale[scale == 0] = 1.0
+    scaled = columns / scale
+    count = scaled.shape[1]
+    answer, free = np.zeros(count), np.zeros(count, dtype=bool)
+    for _ in range(10 * count):
+        slope = scaled.T @ (values - scaled @ answer)
+        if free.all() or slope[~free].max() <= 1e-9 * np.abs(values).sum():
+            break
+        free[np.flatnonzero(~free)[slope[~free].argmax()]] = True
+        while True:
+            trial = np.zeros(count)
+            trial[free] = np.linalg.lstsq(scaled[:, free], values, rcond=None)[0]
+            if trial[free].min() > 0:
+                break
+            sinks = free & (trial <= 0)
+            step = np.min(answer[sinks] / (answer[sinks] - trial[sinks]))
+            answer = answer + step * (trial - answer)
+            free &= answer > 1e-12
+            answer[~free] = 0.0
+            if not free.any():
+                break
+        answer = trial if free.any() else answer
+    found: Floats = answer / scale
+    return found
