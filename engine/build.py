@@ -112,7 +112,6 @@ def build_core(config: EngineConfig, links: Links = UNLINKED) -> EngineCore:
         check_invariants=config.check_invariants,
         kv_events=config.kv_events is not None or config.tell_kv,
         connector=None if memory is None else _connector(config, resolved, info, runner, memory, links),
-        name=config.name,
         lease_seconds=config.lease_seconds,
     )
 

@@ -90,7 +90,7 @@ class EngineCore:
 
     Without `partial_hits` the prefix cache finds whole blocks alone. With `kv_events` it keeps what changes there until
     somebody takes it (`drain_kv_events`). With a `connector` it hands requests over and goes on with others' (see
-    `engine.hand_over`), and keeps for `lease_seconds` what nobody takes; it is known to them by its `name`.
+    `engine.hand_over`), and keeps for `lease_seconds` what nobody takes.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class EngineCore:
         partial_hits: bool = True,
         kv_events: bool = False,
         connector: KVConnector | None = None,
-        name: str = "",
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         check_control(control, info, hands_over=connector is not None)
@@ -118,7 +117,6 @@ class EngineCore:
         self.pool = BlockPool(info.num_blocks, info.block_size, self._kv_journal)
         kv = KVManager(self.pool, info.max_model_len, HostPool(info.num_host_blocks), partial_hits=partial_hits)
         self.connector = connector
-        self.name = name
         self.scheduler = Scheduler(kv, control, info.max_model_len, self.rates, connector, lease_seconds)
         self.ledger = Ledger(self.pool, info.kv_bytes_per_token)
         self.counters = Counters()

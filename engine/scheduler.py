@@ -386,7 +386,7 @@ class Scheduler:
         """`received`: the tokens whose KV has come from another engine, and the blocks that are filled with it."""
         if request.preemptions == 0:
             request.found = request.cached
-        looked_up = request.num_tokens if self.reads_cache(request) else 0
+        looked_up = request.num_tokens if request.cached or self.reads_cache(request) else 0  # it may be off by now
         first = request.preemptions == 0
         again, request.lost = max(0, request.lost - request.num_computed), 0
         copied = request.cached - len(prefix.blocks) * self.kv.block_size if request.cached else 0

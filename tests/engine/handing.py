@@ -234,7 +234,6 @@ class Handing:
             self.host_blocks,
             kv_events=True,
             connector=connector,
-            name=connector.name,
             lease_seconds=self.lease_seconds,
             clock=self.clock,
         )
@@ -424,6 +423,9 @@ class Handing:
             check_state(core.scheduler)
             check_books(core.scheduler, core.ledger)
             assert self.folds[side].to_snapshot() == core.snapshot()
+            sharing = core.snapshot().sharing
+            assert sharing.found_tokens <= sharing.looked_up_tokens
+            assert sharing.resumed_found_tokens <= sharing.resumed_looked_up_tokens
             moving = set(core.scheduler.hand_over.receiving)
             assert not self.connectors[side].wrong
             assert {request.id for request in moving} == self.connectors[side].jobs.keys() | {

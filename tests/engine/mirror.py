@@ -161,7 +161,6 @@ def mirror_core(
     partial_hits: bool = True,
     kv_events: bool = False,
     connector: KVConnector | None = None,
-    name: str = "",
     lease_seconds: float = 30.0,
     clock: Clock | None = None,
 ) -> EngineCore:
@@ -187,7 +186,6 @@ def mirror_core(
         partial_hits=partial_hits,
         kv_events=kv_events,
         connector=connector,
-        name=name,
         lease_seconds=lease_seconds,
     )
 

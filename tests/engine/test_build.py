@@ -163,7 +163,7 @@ def test_an_engine_that_hands_over_has_its_pool_where_others_find_it() -> None:
     assert isinstance(core.connector, SharedMemoryConnector)
     assert core.connector.compatibility.told.startswith("tiny, float32, blocks of 16, ")
     assert core.connector.place.host == own_host()
-    assert core.name == "prefill-0"
+    assert core.connector.export("a", [3], 1, deadline=0.0).engine == "prefill-0"
     runner = cast(ModelRunner, core.runner)
     runner.blocks[3] = 2.5
     read = read_blocks(core.connector.place, [3, 4])

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from engine.books import check_books
+from engine.contents import block_tokens, live_requests, request_tokens
 from engine.core import ControlError
 from engine.invariants import InvariantViolated
 from engine.protocol import Control
@@ -632,4 +633,53 @@ def test_the_books_are_of_those_that_send_and_receive_too():
         with pytest.raises(InvariantViolated, match="filled slots, not 1"):
             check_books(core.scheduler, core.ledger)
         request.num_computed = right
+    both.run()
+
+
+def test_no_more_is_found_than_is_looked_up_when_the_cache_is_turned_off_meanwhile():
+    both = Handing()
+    both.add(PROMPT[:17], greedy(2, **ENDLESS), scheduling=SchedulingParams(timeout=1e9), side="d", hand_over=False)
+    both.run()
+    before = both.cores["d"].snapshot().sharing
+    handed(both)
+    both.place(both.passing[0])
+    both.step("d")
+    both.cores["d"].set_control(Control(prefix_cache=False))
+    both.run()
+    sharing = both.cores["d"].snapshot().sharing
+    assert (sharing.found_tokens, sharing.looked_up_tokens - before.looked_up_tokens) == (16, 19)
+
+
+def test_what_is_not_to_be_found_is_published_on_neither_side():
+    both = Handing()
+    both.add(PROMPT, greedy(9, **ENDLESS), scheduling=SchedulingParams(prefix_cache=False))
+    both.run()
+    assert both.cores["d"].counters.received == 1
+    assert [len(core.pool.cache) for core in both.cores.values()] == [0, 0]
+
+
+def test_what_is_salted_is_found_under_its_salt_alone():
+    both = Handing()
+    for index, salt in enumerate(["one", "other", "one"]):
+        both.add(PROMPT, greedy(9, **ENDLESS), scheduling=SchedulingParams(cache_salt=salt))
+        both.run()
+        found = [core.snapshot().sharing.found_tokens for core in both.cores.values()]
+        assert found == ([0, 0] if index < 2 else [16, 16])
+
+
+def test_who_asks_is_told_of_those_that_send_and_receive():
+    both = handed()
+    both.place(both.passing[0])
+    both.step("d")
+    text = (*PROMPT, both.live["r0"].tokens[0])
+    for side, computed in (("p", 18), ("d", 0)):
+        core = both.cores[side]
+        told = live_requests(core.scheduler, core.seq)
+        (one,) = told.requests
+        assert (one.request, one.num_tokens, one.computed_tokens, one.blocks) == ("r0", 19, computed, 5)
+        assert (told.sending, told.receiving) == ((1, 0) if side == "p" else (0, 1))
+        assert request_tokens(core.scheduler, "r0", 0, 0).part.tokens == text
+        last = core.scheduler.requests["r0"].table[-1]
+        part = block_tokens(core.scheduler, last, 0).part
+        assert part.tokens == (text[16:18] if side == "p" else ()), "it has not come yet"
     both.run()
