@@ -5,6 +5,8 @@
 The copy: another process has a pool of the model's shape; a connector, as an engine has it, copies a prompt's blocks
 out of it into a pool here, when they follow one another and when they are scattered. Beside it, in each round, a copy
 of as many bytes between two arrays by one thread (numpy's, which is the C library's memcpy).
+The calls: what a transfer between hosts begins and ends with, `read_blocks` of scattered blocks of the other process
+and `write_blocks` into it: the first of each, which maps the pool, and those that find it mapped.
 The memory: decode steps of several requests over long contexts, by one model with its pool in memory of its own, in
 memory that others can read, with and without MADV_HUGEPAGE (which the kernel may or may not heed: the share of the pool
 that is in pages of 2 MiB is told), and while a thread copies all the time.
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,7 +47,7 @@ from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.transfer.connector import Transfer
 from engine.transfer.offer import Compatibility, Offer, PoolPlace
-from engine.transfer.pool_memory import Pool, PoolMemory, pool_in
+from engine.transfer.pool_memory import Pool, PoolMemory, pool_in, read_blocks, write_blocks
 from engine.transfer.shared_memory import SharedMemoryConnector
 
 BLOCK_SIZE = 16
@@ -65,6 +67,14 @@ class CopyCost(msgspec.Struct, frozen=True):
     @property
     def gigabytes_per_second(self) -> float:
         return self.nbytes / self.ms.median / 1e6
+
+
+class CallCost(msgspec.Struct, frozen=True):
+    """Milliseconds of a call that moves a prompt's blocks out of another process's pool, or into it."""
+
+    call: str
+    first_ms: float
+    ms: Spread
 
 
 class StepCost(msgspec.Struct, frozen=True):
@@ -96,7 +106,25 @@ def be_peer(model: str, num_blocks: int, itemsize: int) -> None:
     sys.stdin.read()
 
 
-def measure_copies(model: ResolvedModel, itemsize: int, tokens: int, rounds: int) -> list[CopyCost]:
+def measure_calls(theirs: PoolPlace, blocks: Sequence[int], rounds: int) -> list[CallCost]:
+    def milliseconds(call: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - begun)
+
+    first = {"read_blocks": milliseconds(lambda: read_blocks(theirs, blocks))}
+    data = read_blocks(theirs, blocks)
+    first["write_blocks"] = milliseconds(lambda: write_blocks(theirs, blocks, data))
+    found: dict[str, list[float]] = {name: [] for name in first}
+    for _ in range(rounds):
+        found["read_blocks"].append(milliseconds(lambda: read_blocks(theirs, blocks)))
+        found["write_blocks"].append(milliseconds(lambda: write_blocks(theirs, blocks, data)))
+    return [CallCost(name, first[name], _spread(times)) for name, times in found.items()]
+
+
+def measure_copies(
+    model: ResolvedModel, itemsize: int, tokens: int, rounds: int
+) -> tuple[list[CopyCost], list[CallCost]]:
     count = -(-tokens // BLOCK_SIZE)
     num_blocks = 2 * count
     peer = subprocess.Popen(
@@ -143,8 +171,9 @@ def measure_copies(model: ResolvedModel, itemsize: int, tokens: int, rounds: int
         ratios = [a / b for a, b in zip(copies, plain, strict=True)]
         costs.append(CopyCost(name, count * block_bytes, _spread(copies), _spread(plain), _spread(ratios)))
     connector.close()
+    calls = measure_calls(theirs, random.sample(range(num_blocks), count), rounds)
     peer.communicate()
-    return costs
+    return costs, calls
 
 
 def measure_steps(
@@ -253,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (SettingError, ModelError) as error:
         parser.error(str(error))
     told = f"{options.model}, {str(dtype).removeprefix('torch.')}, {torch.get_num_threads()} threads"
-    copies = measure_copies(resolved, dtype.itemsize, options.tokens, options.rounds)
+    copies, calls = measure_copies(resolved, dtype.itemsize, options.tokens, options.rounds)
     print(f"{told}: {options.tokens:,} tokens are {copies[0].nbytes:,} bytes\n")
     print(f"{'blocks':<12}{'ms':>26}{'GB/s':>8}{'memcpy, ms':>26}{'ratio':>26}")
     for cost in copies:
@@ -262,6 +291,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{_told(cost.memcpy_ms, '.1f'):>26}{_told(cost.ratio, '.2f'):>26}",
             flush=True,
         )
+    print(f"\n{'call':<14}{'first, ms':>12}{'ms':>26}")
+    for call in calls:
+        print(f"{call.call:<14}{call.first_ms:>12.1f}{_told(call.ms, '.1f'):>26}", flush=True)
     with Weights(resolved.folder, dtype, cpu) as weights:
         model = load_decoder(resolved.config, weights, CONTEXT + 1)
     steps = measure_steps(resolved, model, dtype, options.rounds)
@@ -270,7 +302,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for step in steps:
         print(f"{step.memory:<30}{step.huge_share:>12.0%}{_told(step.ms, '.1f'):>26}{_told(step.ratio, '.2f'):>26}")
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"copies": copies, "steps": steps})))
+        options.json.write_bytes(
+            msgspec.json.format(msgspec.json.encode({"copies": copies, "calls": calls, "steps": steps}))
+        )
 
 
 if __name__ == "__main__":
