@@ -25,7 +25,6 @@ from ray._private import ray_constants
 
 from engine.cluster.ray.actor import Begun, EngineActor, boot
 from engine.cluster.ray.core import RayCore
-from engine.config import EngineConfig
 
 OBJECT_STORE = 128 << 20  # bytes
 
@@ -75,10 +74,10 @@ class _Source:
 class SourceActor(EngineActor):
     """The actor of an engine, with a source of tokens in the engine's place."""
 
-    def begin(self, life: str, config: EngineConfig) -> Begun:
+    def begin(self, life: str, wanted: str, config: bytes) -> Begun:
         self._core: Any = _Source()
         self._life = life
-        return Begun(ray.get_runtime_context().get_node_id(), "127.0.0.1", boot(), 0)
+        return Begun(ray.get_runtime_context().get_node_id(), "127.0.0.1", boot(), 0, "")
 
 
 class Ours:
@@ -131,7 +130,7 @@ def ours() -> None:
     _init()
     options = {"num_cpus": 1, "concurrency_groups": {"there": 1, "back": 1, "blocks": 2}}
     actor: Any = ray.remote(**options, allow_out_of_order_execution=True)(SourceActor).remote()
-    begun = ray.get(actor.begin.remote("life", EngineConfig()))
+    begun = ray.get(actor.begin.remote("life", "", b""))
     asyncio.run(Ours(RayCore("source", actor, "life", begun, 10.0, lambda: None)).run())
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -131,15 +133,25 @@ def silence(config: EngineConfig) -> float:
 
 
 async def started(start: Callable[[], Core]) -> Core:
-    """What `start` makes, in a thread. Whoever is cancelled meanwhile leaves no core behind."""
-    starting = asyncio.get_running_loop().run_in_executor(None, start)
+    """What `start` makes, in a thread of its own: it may wait for long, and others need those of the event loop.
+    Whoever is cancelled meanwhile leaves no core behind."""
+    starting: Future[Core] = Future()
+    starting.set_running_or_notify_cancel()  # to be waited for no more is not to be called off
+
+    def begin() -> None:
+        try:
+            starting.set_result(start())
+        except BaseException as error:
+            starting.set_exception(error)
+
+    threading.Thread(target=begin, name="start", daemon=True).start()
     try:
-        return await asyncio.shield(starting)
+        return await asyncio.wrap_future(starting)
     except asyncio.CancelledError:
         starting.add_done_callback(_stop)
         raise
 
 
-def _stop(starting: asyncio.Future[Core]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
+def _stop(starting: Future[Core]) -> None:
+    if starting.exception() is None:
         starting.result().stop(0)

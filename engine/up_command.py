@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import logging
+import os
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ from engine.server.settings import ServeSettings
 if TYPE_CHECKING:
     from engine.cluster.ray.nodes import RayNodes
 
+LOST = 1  # exit code: the Ray cluster is gone
 MISSING = "up: Ray is not installed: pip install 'paged-top[ray]'; paged-engine serve --prefill N --decode M needs none"
 
 
@@ -80,9 +84,31 @@ def _serve(plan: ClusterPlan, chosen: ServeSettings, listener: socket.socket) ->
 
 async def _run(plan: ClusterPlan, chosen: ServeSettings, listener: socket.socket, nodes: RayNodes) -> int:
     from engine.cluster.cluster import Cluster
+    from engine.cluster.ray.watch import bring_back, until_lost
     from engine.server.serve import serve_cluster
 
+    log.say(f"Ray's head is at {nodes.head}; what engines log lies in {nodes.logs} on their nodes", name="ray")
     shared = msgspec.structs.replace(
         plan.pools[0].config, transfer="parent", log_format=chosen.logging.format, log_level=chosen.logging.level
     )
-    return await serve_cluster(Cluster(shared, chosen, nodes.start, plan.control), listener)
+    cluster = Cluster(shared, chosen, nodes.start, plan.control)
+    bringing, losing = asyncio.create_task(bring_back(cluster, nodes)), asyncio.create_task(until_lost(nodes.head))
+    losing.add_done_callback(_end)
+    try:
+        code = await serve_cluster(cluster, listener)
+    finally:
+        nodes.call_off()
+        is_lost = losing.done()
+        bringing.cancel()
+        losing.cancel()
+    if is_lost:
+        log.say(f"Ray's head at {nodes.head} is gone: nothing can be placed or ended", level=logging.ERROR, name="lost")
+        log.flush()
+        os._exit(LOST)  # Ray would wait for its head in every call, and end this process then
+    return code
+
+
+def _end(losing: asyncio.Task[None]) -> None:
+    """As if somebody had asked for it, so that what lives can end."""
+    if not losing.cancelled():
+        os.kill(os.getpid(), signal.SIGTERM)

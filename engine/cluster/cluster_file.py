@@ -53,6 +53,26 @@ def _switch(text: str) -> bool:
     return _SWITCHES[text.lower()]
 
 
+def _amount(least: float, most: float, what: str) -> Reader:
+    """Of a resource, in the parts that Ray counts."""
+    any_amount = number(least, most, what)
+
+    def amount(text: str) -> float:
+        value = any_amount(text)
+        if value != round(value, 4):
+            raise argparse.ArgumentTypeError(f"must have at most 4 places after the point, got {text!r}")
+        return value
+
+    return amount
+
+
+def _gpus(text: str) -> float:
+    value = float(_amount(0, MOST_CPUS, "a number of GPUs")(text))
+    if value > 1 and not value.is_integer():
+        raise argparse.ArgumentTypeError(f"must be a part of one GPU, or whole ones, got {text!r}")
+    return value
+
+
 def _text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must be a text, got ''")
@@ -92,8 +112,8 @@ CONTROL: dict[str, Reader] = {
 # Of a pool's place on the Ray cluster: what one engine takes.
 POOL: dict[str, Reader] = {
     "workers": between(0, MOST_WORKERS),
-    "cpus": number(0.01, MOST_CPUS, "a number of CPUs"),
-    "gpus": number(0, MOST_CPUS, "a number of GPUs"),
+    "cpus": _amount(0.01, MOST_CPUS, "a number of CPUs"),
+    "gpus": _gpus,
 }
 # Of the cluster as a whole.
 CLUSTER: dict[str, Reader] = {
@@ -112,7 +132,10 @@ _OF_CONTROL = ("separate", "routing", "local-prefill")
 _OF_ENGINES = ("lease-seconds", "transfer-seconds")
 _OF_PLAN = ("address", "host", "port", "served-model-name", "start-seconds")
 COMMON = ("model", "dtype", "quantize", "block-size", "seed")  # engines that differ in one answer differently
-LEAST_AMOUNT = 0.001  # of a resource that an operator has named
+LEAST_AMOUNT, MOST_AMOUNT = 0.0001, 1e9  # of a resource that an operator has named; Ray counts them in the least
+# What Ray counts without being told so. Processors have keys of their own, and memory is Ray's own business.
+_RAYS = {"CPU": "cpus", "GPU": "gpus", "memory": "", "object_store_memory": ""}
+_NULL = "tag:yaml.org,2002:null"
 
 
 class ClusterFileError(ValueError):
@@ -232,7 +255,11 @@ class _Reading:
     def _resources(self, line: int, node: Any) -> _Given:
         """Amounts of resources that nodes of the Ray cluster were started with."""
         nodes = self._mapping(node, "resources")
-        amount = number(LEAST_AMOUNT, 1e9, "an amount")
+        amount = _amount(LEAST_AMOUNT, MOST_AMOUNT, "an amount")
+        for name, (of_name, _) in nodes.items():
+            if name in _RAYS or not name:
+                instead = f": {_RAYS[name]} says it" if _RAYS.get(name) else ""
+                raise self._error(of_name, name or "resources", f"is no resource that nodes are started with{instead}")
         values = self._scalars(nodes, dict.fromkeys(nodes, amount), ())
         return _Given(line, tuple((name, one.value) for name, one in values.items()))
 
@@ -260,7 +287,7 @@ class _Reading:
                 raise self._error(line, key, "is said of all pools: it must stand at the top of the file")
             if key not in readers:
                 raise self._error(line, key, f"is no key here: they are {_listed((*readers, *others))}")
-            if node.id != "scalar":
+            if node.id != "scalar" or node.tag == _NULL:
                 raise self._error(line, key, f"must be one value, got {_told(node)}")
             try:
                 values[key] = _Given(line, readers[key](str(node.value)))
@@ -317,4 +344,6 @@ def _value(given: _Given | None) -> str:
 
 
 def _told(node: Any) -> str:
+    if node.tag == _NULL:
+        return "none"
     return {"mapping": "keys and values", "sequence": "a list"}.get(node.id, repr(node.value))

@@ -1,7 +1,8 @@
 """The actor of one worker: it starts the engine's process on its Ray node, and carries bytes to it and from it.
 
 Ray keeps it alive (`max_restarts`): one whose engine has died ends too, and comes back on a node that has room for it.
-Each engine it starts is a life with a name of its own; whoever speaks to another life than the one at hand is told so.
+Each engine is a life with a name of its own, and a process of the actor's has one at most: what was said to the one
+that it had reaches no other, however late it comes. Whoever speaks to another life is told so.
 
 What an engine says is fetched by `read`, one call after the other: each brings all that has gathered since the last,
 and nobody who is slow has more on the way. A streaming generator, measured beside it on two cores, took 1.3 ms there
@@ -12,8 +13,11 @@ second where this carried 1,250, and engines never say so much. Two calls under 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -28,6 +32,7 @@ from engine.transfer.pool_memory import Pool, read_blocks, write_blocks
 MOST_READ = 1 << 18  # bytes of one `read`
 UNREAD_SECONDS = 5.0  # that an actor whose engine has died waits for somebody to be told of it
 FAILED = 1  # exit code: Ray starts those again that end with it
+_decode_config = msgspec.msgpack.Decoder(EngineConfig).decode
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -37,6 +42,7 @@ class Begun(msgspec.Struct, frozen=True):
     address: str  # of the node
     boot: str  # of the machine: who has the same has the same monotonic clock
     pid: int
+    log: str  # the file on that node into which it writes
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -47,7 +53,16 @@ class Over(msgspec.Struct, frozen=True):
 
 
 class OtherLife(Exception):
-    """The actor has another engine by now, or none."""
+    """The actor has another engine by now, or none, or has had one."""
+
+
+class OtherVersion(Exception):
+    """This node has another paged-top than whoever wants an engine here; the message tells a person."""
+
+
+def own_version() -> str:
+    """Of the paged-top that is installed here."""
+    return version("paged-top")
 
 
 def boot() -> str:
@@ -67,26 +82,32 @@ class EngineActor:
         self._writing_blocks = threading.Lock()
         self._given_up: set[str] = set()  # leases
 
-    def begin(self, life: str, config: EngineConfig) -> Begun:
-        """Start an engine; `config.host` becomes this node. Raises OtherLife while another one lives here."""
-        if self._core is not None and self._core.process.poll() is None:
-            raise OtherLife(f"engine {self._life} still lives")
-        context = ray.get_runtime_context()
-        node = context.get_node_id()
-        self._early, self._next, self._given_up = {}, 0, set()
-        self._core = CoreProcess(msgspec.structs.replace(config, host=node))
+    def begin(self, life: str, wanted: str, config: bytes) -> Begun:
+        """Start an engine; its `host` becomes this node. `wanted` is the version of paged-top that `config` was
+        encoded by. Raises OtherLife if there has been one here, OtherVersion."""
+        if self._core is not None:
+            raise OtherLife(f"this process had the engine {self._life}")
+        if wanted != (here := own_version()):
+            raise OtherVersion(f"{ray.util.get_node_ip_address()} has paged-top {here}, and {wanted} is wanted")
+        node = ray.get_runtime_context().get_node_id()
+        self._core = CoreProcess(msgspec.structs.replace(_decode_config(config), host=node))
         self._life = life
-        return Begun(node, ray.util.get_node_ip_address(), boot(), self._core.process.pid)
+        log = os.readlink(f"/proc/self/fd/{sys.stderr.fileno()}")
+        return Begun(node, ray.util.get_node_ip_address(), boot(), self._core.process.pid, log)
 
     @ray.method(concurrency_group="there")
     def write(self, life: str, number: int, data: bytes) -> None:
-        """Calls may overtake each other: `number` counts them from 0."""
+        """Calls may overtake each other: `number` counts them from 0. No data: nothing comes after it, and the engine
+        is to end; what it still says is read."""
         core = self._living(life)
         self._early[number] = data
         while (following := self._early.pop(self._next, None)) is not None:
             self._next += 1
             try:
-                core.socket.sendall(following)
+                if following:
+                    core.socket.sendall(following)
+                else:
+                    core.socket.shutdown(socket.SHUT_WR)
             except OSError:
                 return  # it has ended: `read` tells
 
@@ -110,10 +131,6 @@ class EngineActor:
         if not asked:
             self._end_later()
         return Over(core.ending(), asked)
-
-    def close(self, life: str) -> None:
-        """The engine is to end: nobody speaks to it any more."""
-        self._living(life).socket.shutdown(1)  # what it still says is read
 
     def leave(self, life: str) -> None:
         """End the engine as it stands, and this process with it, for Ray to start another."""

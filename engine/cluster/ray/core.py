@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from engine.cluster.ray.actor import Begun, Over, boot
+from engine.cluster.ray.errors import in_a_sentence
 from engine.core_client import Core
 from engine.messages import Pull
 
@@ -68,8 +69,9 @@ class RayCore:
         try:
             ray.get(self.actor.leave.remote(self.life), timeout=LEAVE_SECONDS)
         except GetTimeoutError:  # it hangs, or its node is gone and nobody knows yet
-            with contextlib.suppress(RayError, ValueError):
-                ray.kill(self.actor, no_restart=False)
+            if not self._ended.is_set():  # by now another life may be there
+                with contextlib.suppress(RayError, ValueError):
+                    ray.kill(self.actor, no_restart=False)
         except (RayError, ValueError):
             pass  # as it should: it ends while it is asked
         self._end(f"the engine's actor on node {self.node} was ended")
@@ -94,14 +96,17 @@ class RayCore:
         try:
             return await self._fill(pull, source)
         except (RayError, ValueError, TimeoutError) as error:
-            return f"the blocks of {source.name} did not come: {first_line(error)}"
+            return f"the blocks of {source.name} did not come: {in_a_sentence(error)}"
 
     async def _fill(self, pull: Pull, source: RayCore) -> str:
         """Raises RayError or TimeoutError where nothing was written."""
         blocks = tuple(block for block, _ in pull.pairs)
         # The blocks do not come here: Ray takes the object from the source's node to this engine's.
         told, data = source.actor.read_blocks.options(num_returns=2).remote(source.life, pull.offer, blocks)
-        wrong = str(await asyncio.wait_for(_awaited(told), self._patience))
+        try:
+            wrong = str(await asyncio.wait_for(_awaited(told), self._patience))
+        except TimeoutError:
+            raise TimeoutError(f"they were not read within {self._patience:g} s") from None
         if wrong:
             return f"{source.name}: {wrong}"
         filling = asyncio.ensure_future(_awaited(self.actor.fill.remote(self.life, pull, data)))
@@ -111,17 +116,18 @@ class RayCore:
         except TimeoutError:
             await self._give_up(pull)
             raise TimeoutError(f"they were not there after {self._patience:g} s") from None
-        except RayActorError as error:  # whether it writes is known only when it has ended
-            self._end(self._lost(error))
-            self.kill()
+        except RayActorError as error:  # it may still write, into an engine that is of no use any more
+            self._lose(error)
             return self.ending()
 
     async def _give_up(self, pull: Pull) -> None:
-        """Until nobody will write the blocks: the actor says so, or has ended."""
+        """Until nobody will write the blocks: the actor says so, or it is ended, and its engine with it."""
         try:
-            await _awaited(self.actor.give_up.remote(self.life, pull.offer.lease))
+            await asyncio.wait_for(_awaited(self.actor.give_up.remote(self.life, pull.offer.lease)), self._patience)
+        except TimeoutError:  # it hangs
+            self.kill()
         except RayError as error:
-            self._end(self._lost(error))
+            self._lose(error)
 
     def _carry_there(self) -> None:
         """From our socket to the actor."""
@@ -133,14 +139,15 @@ class RayCore:
                     return
                 self.actor.write.remote(self.life, number, data).future().add_done_callback(self._written)
                 number += 1
-            self.actor.close.remote(self.life)
+            if not self._ended.is_set():
+                self.actor.write.remote(self.life, number, b"")
 
     def _written(self, done: Any) -> None:
         """In a thread of Ray's."""
         with contextlib.suppress(ValueError):  # whoever waited was let go
             self._window.release()
         if (error := done.exception()) is not None:
-            self._end(self._lost(error))  # what was sent after it makes no sense without it
+            self._lose(error)  # what was sent after it makes no sense without it
 
     def _carry_back(self) -> None:
         """From the actor to our socket, until there is no more to come."""
@@ -149,12 +156,13 @@ class RayCore:
                 with contextlib.suppress(OSError):  # nobody listens any more: it is read all the same, to its end
                     self._theirs.sendall(said)
         except (RayError, ValueError) as error:
-            self._end(self._lost(error))
+            self._lose(error)
             return
-        if not said.asked:
-            with contextlib.suppress(RayError):
-                self.actor.leave.remote(self.life)
-        self._end(said.ending)
+        if said.asked:
+            self._end(said.ending)
+        else:
+            self._let_leave()
+            self._end(f"{said.ending}; its log is {self.begun.log} on node {self.node}")
 
     def _end(self, ending: str) -> None:
         """It is over; the first one to say so tells how."""
@@ -169,16 +177,18 @@ class RayCore:
         with contextlib.suppress(ValueError):
             self._window.release()
 
-    def _lost(self, error: BaseException) -> str:
-        return f"the engine's actor on node {self.node} was lost: {first_line(error)}"
+    def _lose(self, error: BaseException) -> None:
+        """The actor cannot be spoken with. If it lives all the same, it and its engine are not to go on."""
+        if not self._ended.is_set():
+            self._let_leave()
+            self._end(f"the engine's actor on node {self.node} was lost: {in_a_sentence(error)}")
+
+    def _let_leave(self) -> None:
+        """Ray has another process started for the actor, before whoever hears that this life is over asks for another.
+        One that does not hear this is ended when the next life is to begin."""
+        with contextlib.suppress(RayError, ValueError):
+            self.actor.leave.remote(self.life)
 
 
 async def _awaited(reference: Any) -> Any:
     return await asyncio.wrap_future(reference.future())
-
-
-def first_line(error: BaseException) -> str:
-    """Ray's errors tell a lot, the end of a traceback last."""
-    cause = getattr(error, "cause", None)
-    told = str(cause if cause is not None else error).strip() or type(error).__name__
-    return told.splitlines()[0]

@@ -21,10 +21,13 @@ import ray
 from ray._private import ray_constants, services, worker
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
+from engine import log
 from engine.cluster.cluster_file import ClusterPlan, PoolPlan
-from engine.cluster.ray.actor import Begun, EngineActor, OtherLife
-from engine.cluster.ray.core import RayCore, first_line
+from engine.cluster.ray.actor import Begun, EngineActor, OtherLife, own_version
+from engine.cluster.ray.core import RayCore
+from engine.cluster.ray.errors import in_a_sentence
 from engine.cluster.ray.room import Amounts, lacking
+from engine.cluster.sizes import FIELDS
 from engine.cluster.worker import WorkerSpec
 from engine.server.origins import is_loopback
 from engine.supervisor import CannotStart
@@ -33,6 +36,8 @@ LOCAL, AUTO = "local", "auto"
 OBJECT_STORE = 256 << 20  # bytes, of a Ray that is started here: blocks on their way between two nodes
 CONNECT_SECONDS = 30.0
 AGAIN_SECONDS = 0.1  # between two looks at whether an actor is back
+LOOK_SECONDS = 0.25  # between two looks at whether a start is called off
+WAIT_SECONDS = 5.0  # that a worker waits for room before it is said
 OF_POOLS = (  # fields of EngineConfig that pools may differ in; the others are the cluster's
     "device",
     "kv_memory",
@@ -58,10 +63,14 @@ class RayNodes:
         self._plan = plan
         self._actors: dict[str, Any] = {}  # of each worker
         self._cores: dict[str, RayCore] = {}  # the newest of each
+        self._homeless: set[str] = set()  # workers that were to be started, and found no room
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._is_connected_by_us = not ray.is_initialized()
         if self._is_connected_by_us:
             _connect(plan.address)
+        self.head = str(ray.get_runtime_context().gcs_address)  # HOST:PORT of the one that all nodes need
+        self.logs = str(worker.global_worker.node.get_logs_dir_path())  # on each node
 
     def check_room(self) -> None:
         """Raise CannotStart unless all workers of the plan find room now."""
@@ -72,28 +81,48 @@ class RayNodes:
     def start(self, spec: WorkerSpec) -> RayCore:
         """Another engine for a worker: on its actor, if it has one, which Ray may be starting again. Waits for it.
 
-        Raises CannotStart.
+        Raises CannotStart. Nothing is left of a worker for which it was raised, not even that it waits for room.
         """
         pool = self._plan.pool(spec.role)
-        actor, is_new = self._actor(spec.name, pool)
+        actor = self._actor(spec.name, pool)
         life = f"{spec.name}-{secrets.token_hex(4)}"
         own = {field: getattr(pool.config, field) for field in OF_POOLS}
         spec = msgspec.structs.replace(spec, config=msgspec.structs.replace(spec.config, **own))
         try:
             begun = self._begin(spec, pool, actor, life)
         except CannotStart:
-            if is_new:
-                self._end_actor(spec.name, actor)
+            self._end_actor(spec.name, actor)
             raise
         core = RayCore(
             spec.name, actor, life, begun, spec.config.transfer_seconds, lambda: self._end_actor(spec.name, actor)
         )
+        told = f"{spec.name} starts as process {begun.pid} of node {core.node}, with its log in {begun.log}"
+        log.event(_log, logging.DEBUG, "engine_begun", told)
         with self._lock:
             self._cores[spec.name] = core
+            self._homeless.discard(spec.name)
         return core
+
+    def has_room_for_one_of(self, names: list[str]) -> bool:
+        """Whether one of these workers found no room when it was to be started, and would find some now."""
+        with self._lock:
+            homeless = [name for name in names if name in self._homeless]
+        roles = {role for name in homeless for role in FIELDS if name.startswith(f"{role}-")}
+        if not roles:
+            return False
+        try:
+            free = _free()
+        except Exception:  # Ray says in many ways that nobody can be asked now
+            return False
+        return any(not lacking([_asked(self._plan.pool(role))], free) for role in roles)
+
+    def call_off(self) -> None:
+        """Whoever waits in `start` is to wait no more, and nobody finds an engine there from now on."""
+        self._closing.set()
 
     def close(self) -> None:
         """End all actors, and the Ray cluster if it was started here."""
+        self.call_off()
         with self._lock:
             actors, cores = dict(self._actors), list(self._cores.values())
         for name, actor in actors.items():
@@ -105,11 +134,13 @@ class RayNodes:
         if self._is_connected_by_us:
             ray.shutdown()
 
-    def _actor(self, name: str, pool: PoolPlan) -> tuple[Any, bool]:
-        """A worker's actor, and whether it was made just now."""
+    def _actor(self, name: str, pool: PoolPlan) -> Any:
+        """A worker's actor, made if need be. Raises CannotStart."""
         with self._lock:
+            if self._closing.is_set():
+                raise CannotStart(f"{name}: the start was called off")
             if name in self._actors:
-                return self._actors[name], False
+                return self._actors[name]
             options = {
                 "num_cpus": pool.cpus,
                 "num_gpus": pool.gpus,
@@ -122,31 +153,49 @@ class RayNodes:
                 "allow_out_of_order_execution": True,
             }
             self._actors[name] = ray.remote(**options)(EngineActor).remote()
-            return self._actors[name], True
+            return self._actors[name]
 
     def _begin(self, spec: WorkerSpec, pool: PoolPlan, actor: Any, life: str) -> Begun:
+        """Raises CannotStart."""
+        config = msgspec.msgpack.encode(spec.config)
         limit = time.monotonic() + self._plan.start_seconds
         why = ""
-        while (left := limit - time.monotonic()) > 0:
+        while time.monotonic() < limit and not self._closing.is_set():
             try:
-                begun: Begun = ray.get(actor.begin.remote(life, spec.config), timeout=left)
+                if (begun := self._answer(actor.begin.remote(life, own_version(), config), spec, pool, limit)) is None:
+                    break
                 return begun
-            except GetTimeoutError:
-                break
             except ActorUnavailableError as error:  # Ray is starting it again
-                why = first_line(error)
+                why = in_a_sentence(error)
             except RayTaskError as error:
                 if not isinstance(error.cause, OtherLife):
-                    raise CannotStart(f"{spec.name}: its actor failed: {first_line(error)}") from error
+                    raise CannotStart(f"{spec.name}: its actor failed: {in_a_sentence(error)}") from error
                 _kill(actor, for_good=False)  # an engine that was lost, and lives on there alone
             except RayError as error:
-                self._end_actor(spec.name, actor)  # the next one is made anew
-                raise CannotStart(f"{spec.name}: its actor cannot be started: {first_line(error)}") from error
-            time.sleep(AGAIN_SECONDS)
+                raise CannotStart(f"{spec.name}: its actor cannot be started: {in_a_sentence(error)}") from error
+            self._closing.wait(AGAIN_SECONDS)
+        if self._closing.is_set():
+            raise CannotStart(f"{spec.name}: the start was called off")
         seconds = f"{self._plan.start_seconds:g} s (start-seconds)"
         if missing := lacking([_asked(pool)], _free()):
+            with self._lock:
+                self._homeless.add(spec.name)
             raise CannotStart(f"{spec.name}: the Ray cluster has had no room for it for {seconds}: {missing}")
         raise CannotStart(f"{spec.name}: its actor has not started within {seconds}{f': {why}' if why else ''}")
+
+    def _answer(self, begun: Any, spec: WorkerSpec, pool: PoolPlan, limit: float) -> Begun | None:
+        """Wait for it: None when that is called off, or takes too long. Raises RayError."""
+        told = time.monotonic() + WAIT_SECONDS
+        while (left := limit - (now := time.monotonic())) > 0 and not self._closing.is_set():
+            try:
+                found: Begun = ray.get(begun, timeout=min(left, LOOK_SECONDS))
+                return found
+            except GetTimeoutError:
+                if now > told:
+                    told = limit
+                    if missing := lacking([_asked(pool)], _free()):
+                        log.say(f"{spec.name} waits for room on the Ray cluster: {missing}", name="no_room")
+        return None
 
     def _end_actor(self, name: str, actor: Any) -> None:
         """For good."""
@@ -216,10 +265,10 @@ def _told_by_ray(told: dict[str, Any], *_: Any, **__: Any) -> None:
 
 def _why_not_connected(address: str, error: BaseException) -> str:
     if address == LOCAL:
-        return f"address {address}: Ray cannot be started here: {first_line(error)}"
+        return f"address {address}: Ray cannot be started here: {in_a_sentence(error)}"
     if address == AUTO and isinstance(error, ConnectionError):
         return f"address {address}: no Ray cluster runs here; start one (ray start --head), or say {LOCAL}"
-    return f"address {address}: cannot join the Ray cluster there: {first_line(error)}"
+    return f"address {address}: cannot join the Ray cluster there: {in_a_sentence(error)}"
 
 
 def _check_address(address: str) -> None:

@@ -70,7 +70,45 @@ def test_threads_follow_cpus(tmp_path: Path) -> None:
         ("- pools\n", "cluster.yaml:1: the file: must be keys and values, got a list"),
         (f"modle: tiny\n{POOLS}", "cluster.yaml:1: modle: is no key here: they are address, host, port, "),
         (f"model: tiny\nmodel: tiny\n{POOLS}", "cluster.yaml:2: model: is given twice, first on line 1"),
-        (f"model:\n{POOLS}", "cluster.yaml:1: model: must be a text, got ''"),
+        (f"model:\n{POOLS}", "cluster.yaml:1: model: must be one value, got none"),
+        (f"model: ~\n{POOLS}", "cluster.yaml:1: model: must be one value, got none"),
+        (f"model: ''\n{POOLS}", "cluster.yaml:1: model: must be a text, got ''"),
+        (f"model: *there\n{POOLS}", "cluster.yaml:1: is no YAML: found undefined alias 'there'"),
+        (f"model: tiny\n\tport: 1\n{POOLS}", "cluster.yaml:2: is no YAML: found character"),
+        (f"{POOLS}---\n{POOLS}", "cluster.yaml:3: is no YAML: "),
+        ("&all\npools: *all\n", "cluster.yaml:2: pools: is no pool: they are prefill, decode, replicas"),
+        ("pools: &all\n  decode: *all\n", "cluster.yaml:2: decode: is no key here"),
+        (f"model: !!python/object:os.system tiny\nport: 1\nport: 2\n{POOLS}", "cluster.yaml:3: port: is given twice"),
+        ("pools:\n", "cluster.yaml:1: pools: must be keys and values, got none"),
+        (
+            "pools:\n  decode: {workers: 1, resources: }\n",
+            "cluster.yaml:2: resources: must be keys and values, got none",
+        ),
+        (
+            "pools:\n  decode: {workers: 1, resources: {CPU: 2}}\n",
+            "CPU: is no resource that nodes are started with: cpus s",
+        ),
+        (
+            "pools:\n  decode: {workers: 1, resources: {memory: 2}}\n",
+            "memory: is no resource that nodes are started with",
+        ),
+        (
+            "pools:\n  decode: {workers: 1, resources: {'': 2}}\n",
+            "resources: is no resource that nodes are started with",
+        ),
+        (
+            "pools:\n  decode: {workers: 1, cpus: 0.10001}\n",
+            "cpus: must have at most 4 places after the point, got '0.10",
+        ),
+        (
+            "pools:\n  decode: {workers: 1, cpus: .inf}\n",
+            "cpus: must be a number of CPUs from 0.01 to 4096, got '.inf'",
+        ),
+        ("pools:\n  decode: {workers: 1, gpus: 1.5}\n", "gpus: must be a part of one GPU, or whole ones, got '1.5'"),
+        ("pools:\n  decode: {workers: 1.0}\n", "workers: must be a whole number from 0 to 1024, got '1.0'"),
+        ("pools:\n  decode: {workers: 1e9}\n", "workers: must be a whole number from 0 to 1024, got '1e9'"),
+        ("pools:\n  decode: {workers: 0}\n", "nobody would end a request: decode or replicas needs at least 1 worker"),
+        ("kv-memory: -1MiB\npools:\n  decode: {workers: 1}\n", "kv-memory: must be a size such as 512MiB, 2GiB or 1GB"),
         (f"model: [tiny]\n{POOLS}", "cluster.yaml:1: model: must be one value, got a list"),
         (f"port: 70000\n{POOLS}", "cluster.yaml:1: port: must be a whole number from 0 to 65535, got '70000'"),
         (f"\nkv-memory: much\n{POOLS}", "cluster.yaml:2: kv-memory: must be a size such as 512MiB, 2GiB or 1GB, got"),
@@ -87,7 +125,7 @@ def test_threads_follow_cpus(tmp_path: Path) -> None:
         ("pools:\n  decode: {workers: 1, cpus: 0}\n", "cluster.yaml:2: cpus: must be a number of CPUs from 0.01 to"),
         ("pools:\n  decode: {workers: 1, port: 1}\n", "cluster.yaml:2: port: is said of all pools: it must stand at"),
         ("pools:\n  decode: {workers: 1, max-num-seqs: 9}\n", "max-num-seqs: is said of all pools"),
-        ("pools:\n  decode: {workers: 1, resources: {a: 0}}\n", "cluster.yaml:2: a: must be an amount from 0.001 to"),
+        ("pools:\n  decode: {workers: 1, resources: {a: 0}}\n", "cluster.yaml:2: a: must be an amount from 0.0001 to"),
         ("pools:\n  prefill: {workers: 1}\n", "cluster.yaml:2: pools: nobody would end a request: decode or replicas"),
         (
             "model: tiny\npools:\n  prefill: {workers: 1}\n  decode:\n    workers: 1\n    model: smollm2-135m\n",
@@ -107,6 +145,20 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, told: st
     with pytest.raises(ClusterFileError) as error:
         read(tmp_path, text)
     assert told in str(error.value)
+
+
+def test_values_may_be_texts_and_shared(tmp_path: Path) -> None:
+    plan = read(
+        tmp_path,
+        "kv-memory: &much '512MiB'\nport: '8001'\npools:\n  decode: {workers: \"2\", kv-memory: 64MiB}\n"
+        "  prefill: {workers: 1, kv-memory: *much, gpus: 0.5, resources: {'node:10.0.0.1': 0.001}}\n",
+    )
+    assert plan.port == 8001
+    assert [(pool.workers, pool.config.kv_memory >> 20, pool.gpus) for pool in plan.pools] == [
+        (2, 64, 0),
+        (1, 512, 0.5),
+    ]
+    assert plan.pools[1].resources == (("node:10.0.0.1", 0.001),)
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
