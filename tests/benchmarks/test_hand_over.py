@@ -19,8 +19,8 @@ def test_a_short_run_tells_all_tables(tmp_path: Path, capsys: pytest.CaptureFixt
     found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
     assert [cost["blocks"] for cost in found["copies"]] == ["in a row", "scattered"]
     assert all(cost["nbytes"] == 57_344 and cost["ms"]["rounds"] == 2 for cost in found["copies"])
-    assert [(call["call"], call["ms"]["rounds"]) for call in found["calls"]] == [("read_blocks", 2), ("write_blocks", 2)]
-    assert all(call["first_ms"] > 0 for call in found["calls"])
+    assert [call["call"] for call in found["calls"]] == ["read_blocks", "write_blocks"]
+    assert all(call["ms"]["rounds"] == 2 and call["first_ms"] > 0 for call in found["calls"])
     assert [cost["memory"] for cost in found["steps"]] == [
         "its own",
         "shared",
