@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from engine.cli import make_parser
 from engine.cluster.options import check_cluster, chosen_cluster
 from engine.serve_command import configuration
 from tests.engine.server.conftest import Server, start
+from tests.engine.server.test_cluster_metrics import families, values
 
 TINY = ("--model", "tiny", "--dtype", "float32", "--kv-memory", "4MiB", "--check-invariants")
 PROMPT = "a prompt that is too long to be prefilled where it decodes: " * 4
@@ -120,9 +122,9 @@ def until(found, seconds: float = 30):
 
 
 def test_a_signal_lets_requests_end_and_leaves_no_engine_behind(start_server):
-    server = start_server(*TINY, "--replicas", "2")
+    server = start_server(*TINY, "--replicas", "1")
     engines = psutil.Process(server.process.pid).children()
-    assert len(engines) == 2
+    assert len(engines) == 1
     whole = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with server.http as http, http.stream("POST", "/v1/completions", json=whole) as response:
         lines = (line for line in response.iter_lines() if line)
@@ -131,22 +133,111 @@ def test_a_signal_lets_requests_end_and_leaves_no_engine_behind(start_server):
         rest = list(lines)
     assert '"finish_reason":"length"' in rest[-2]
     assert server.process.wait(20) == 0
-    _, gone = psutil.wait_procs(engines, 10)[::-1]
-    assert len(gone) == 2
+    _, alive = psutil.wait_procs(engines, 10)
+    assert not alive
 
 
-@pytest.fixture
-def start_server(tmp_path) -> Iterator:
-    servers: list[Server] = []
+def test_a_deadline_holds_over_two_engines(http):
+    before = handed_over(http)
+    answer = complete(http, max_tokens=3500, timeout=0.5)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "deadline"
+    assert 0 < answer["usage"]["completion_tokens"] < 3500
+    assert handed_over(http) == before + 1
+    until(lambda: not http.get("/engine/requests").json()["requests"])
+    late = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 8, "timeout": 1e-6})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
 
-    def start_one(*options: str) -> Server:
-        servers.append(start(tmp_path, *options))
-        return servers[-1]
 
-    yield start_one
-    for server in servers:
-        server.process.kill()
-        server.process.wait()
+def test_every_answer_is_counted_once_by_how_it_ended(http):
+    def ended() -> dict[tuple[str, ...], float]:
+        return values(families(http.get("/metrics").content)["paged:cluster_ended_requests"], "finished_reason")
+
+    def begun() -> float:
+        return values(families(http.get("/metrics").content)["paged:cluster_requests"])[()]
+
+    before, begun_before = ended(), begun()
+    text = complete(http, n=2)["choices"][0]["text"]
+    http.post("/engine/cache/clear").raise_for_status()
+    complete(http, stop=text[0])  # found by the server, with the first token
+    complete(http, max_tokens=1)
+    complete(http, use_beam_search=True, n=2)
+    with http.stream(
+        "POST", "/v1/completions", json={"prompt": PROMPT, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    ) as response:
+        next(response.iter_lines())
+    until(lambda: ended()["abort",] == before["abort",] + 1)
+    assert begun() == begun_before + 6
+    added = {reason: count - before[reason,] for (reason,), count in ended().items() if count != before[reason,]}
+    assert added == {"length": 4, "stop": 1, "abort": 1}
+
+
+def streamed(http: httpx.Client, then=lambda: None, **settings) -> tuple[list[str], dict]:
+    """Each choice's text and end, and the usage; `then` is done when the first has come."""
+    body = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True} | settings
+    told = [""] * settings["n"]
+    with http.stream("POST", "/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            for choice in chunk["choices"]:
+                told[choice["index"]] += choice["text"] + (choice["finish_reason"] or "")
+                then()
+                then = lambda: None  # noqa: E731
+    return told, chunk["usage"]
+
+
+def test_a_client_hears_each_token_once_though_its_engine_is_killed(http, server):
+    """A stop string may have begun before, and what was told of the prompt stays."""
+    whole = {"max_tokens": 600, "n": 2, "temperature": 1.0, "seed": 7}
+    alone, _ = streamed(http, **whole)
+    stop = alone[1][-12:].removesuffix("length")
+    assert stop not in alone[0]
+    assert alone[1].index(stop) > 100
+    http.post("/engine/cache/clear").raise_for_status()
+    before, used = streamed(http, **whole, stop=stop)
+
+    http.post("/engine/cache/clear").raise_for_status()
+    assert streamed(http, lambda: busy_engine(server).kill(), **whole, stop=stop) == (before, used)
+    state = cluster_of(http)
+    assert state["router"]["recovered"] == 1
+    assert [worker["restarts"] for worker in state["workers"]] == [0, 1]
+
+
+def busy_engine(server: Server) -> psutil.Process:
+    """Whichever computes now."""
+    engines = psutil.Process(server.process.pid).children()
+    before = {engine: sum(engine.cpu_times()[:2]) for engine in engines}
+    return until(
+        lambda: next((one for one, seconds in before.items() if sum(one.cpu_times()[:2]) > seconds + 0.04), None)
+    )
+
+
+def test_a_signal_ends_a_server_that_starts(tmp_path):
+    command = [sys.executable, "-m", "engine.cli", "serve", "--port", "0", *TINY, "--prefill", "1", "--decode", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    engines = until(lambda: len(found := psutil.Process(process.pid).children()) == 2 and found)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=20)
+    assert (process.returncode, told) == (0, ("", ""))
+    _, alive = psutil.wait_procs(engines, 10)
+    assert not alive
+
+
+def test_the_third_signal_ends_it_as_it_stands_and_engines_that_are_stopped(start_server):
+    server = start_server(*TINY, "--replicas", "1")
+    (engine,) = psutil.Process(server.process.pid).children()
+    whole = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with server.http as http, http.stream("POST", "/v1/completions", json=whole) as response:
+        next(line for line in response.iter_lines() if line)
+        engine.suspend()
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+    assert server.process.returncode == 128 + signal.SIGINT
+    _, alive = psutil.wait_procs([engine], 10)
+    assert not alive
 
 
 def check(*options: str) -> None:
