@@ -14,7 +14,7 @@ from engine.request import Request
 if TYPE_CHECKING:
     from engine.scheduler import Scheduler
 
-Ended = dict[str, FinishReason]  # with a step, and why
+Endings = dict[str, FinishReason]  # of requests that end with a step, and why
 Drawn = tuple[Request, FinishReason | None, FinishReason | None]  # how it ends early, or with its first token
 
 
@@ -37,7 +37,7 @@ def _draw(scheduler: Scheduler, request: Request, child: Request, result: StepRe
     return child, early, child.append(token.token_id)
 
 
-def fork(scheduler: Scheduler, request: Request, family: Sequence[Drawn], result: StepResult, ended: Ended) -> None:
+def fork(scheduler: Scheduler, request: Request, family: Sequence[Drawn], result: StepResult, ended: Endings) -> None:
     """Start those that were drawn for a request whose prompt is computed."""
     for child, early, reason in family:
         if child.id in result.sampled:
@@ -50,6 +50,15 @@ def fork(scheduler: Scheduler, request: Request, family: Sequence[Drawn], result
             ended[child.id] = reason
 
 
+def part(scheduler: Scheduler, request: Request) -> None:
+    """Let those to be forked off a request run on their own: there will be nothing that they could share."""
+    children, request.children = request.children, []
+    for child in children:
+        child.parent = None
+        del scheduler.unforked[child]
+        scheduler.waiting.add(child)
+
+
 def join(scheduler: Scheduler, parent: Request, child: Request) -> None:
     """Let `child` run on all that `parent` has computed."""
     scheduler.kv.fork(parent, child)
@@ -59,7 +68,7 @@ def join(scheduler: Scheduler, parent: Request, child: Request) -> None:
     )
 
 
-def advance(scheduler: Scheduler, group: BeamGroup, result: StepResult, now: float, ended: Ended) -> None:
+def advance(scheduler: Scheduler, group: BeamGroup, result: StepResult, now: float, ended: Endings) -> None:
     """Take the candidates of all beams of a search; go on with the best, or end it."""
     family = (*group.members, *group.leader.children)
     marks = [scheduler.aborting.pop(member) for member in family if member in scheduler.aborting]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from engine.admission import cached_prefix, tell_joined
 from engine.attempt import one_line
 from engine.block_pool import IllegalState
-from engine.forks import Drawn, join
+from engine.forks import Drawn, Endings, join, part
 from engine.kv_manager import NOTHING, Prefix, blocks_for
 from engine.messages import Taken
 from engine.protocol import FinishReason, Offered, Receiving, Transferred, Wait
@@ -135,7 +136,7 @@ class HandOver:
         own: FinishReason | None,
         family: Sequence[Drawn],
         now: float,
-        ended: dict[str, FinishReason],
+        ended: Endings,
     ) -> bool:
         """Offer the KV of a request whose prompt was computed to whoever goes on with it, or with those that were drawn
         with it: `own` is how it ends itself. False if nobody goes on, or nothing can be offered: all go on here."""
@@ -199,7 +200,7 @@ class HandOver:
         assert self.connector is not None
         assert incoming is not None
         offer, size = incoming.offer, kv.block_size
-        prefix = scheduler.cached_prefix(request).whole()
+        prefix = cached_prefix(scheduler, request).whole()
         found = prefix.tokens(size)
         needed = kv.blocks_taken(request, prefix, request.num_tokens)  # its next row is to find room too
         if scheduler.running or self.receiving:
@@ -301,7 +302,7 @@ class HandOver:
 
     def _go_on_apart(self, request: Request) -> None:
         """Let a waiting request and its siblings compute on their own what did not come."""
-        self._scheduler.part(request)
+        part(self._scheduler, request)
         if request.reason is not None:
             self._scheduler.end(request, request.reason)
 
@@ -332,7 +333,7 @@ class HandOver:
             return
         kv.commit(request, incoming.tokens - found, scheduler.control.prefix_cache)
         scheduler.run(request)
-        scheduler.tell_joined(request, incoming.prefix, received=(incoming.tokens - found, blocks))
+        tell_joined(scheduler, request, incoming.prefix, received=(incoming.tokens - found, blocks))
         children, request.children = request.children, []
         self.joined.update((request, *children))
         for child in children:

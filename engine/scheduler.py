@@ -1,6 +1,6 @@
 """The requests of an engine: who waits, who runs, and what becomes of them when a step was computed.
 
-`plan` decides a whole step (engine/step_planner.py says who is in it); `commit` takes its results. Between the two
+`plan` decides a whole step (`engine.step_planner` says who is in it); `commit` takes its results. Between the two
 nothing that the step uses is freed: an abort only marks, and the commit ends the request.
 """
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine import forks
 from engine.beam_search import BeamGroup
 from engine.block_pool import IllegalState
 from engine.hand_over import LEASE_SECONDS, HandOver
-from engine.kv_manager import NOTHING, KVManager, Prefix, blocks_for
+from engine.kv_manager import KVManager, blocks_for
 from engine.messages import BeamOutput
 from engine.plan import PlannedRow, StepPlan, StepResult
 from engine.preemption import preempt, recompute_after_all
-from engine.protocol import Arrived, Control, FinishReason, Joined, Left, Wait
+from engine.protocol import Arrived, Control, FinishReason, Left, Wait
 from engine.rates import Rates
 from engine.request import Request, RequestTooLarge
 from engine.request_events import EndedEarly, Events
 from engine.row_shares import RowShares
 from engine.step_planner import StepPlanner
 from engine.transfer.connector import KVConnector
-from engine.waiting_queue import Key, WaitingQueue, arrival_key, priority_key, turn_key
+from engine.waiting_queue import WaitingQueue, running_key
 
 
 class Scheduler:
@@ -136,7 +136,7 @@ class Scheduler:
             raise IllegalState("control is set while a step runs")
         if control.scheduling_policy != self.control.scheduling_policy:
             self.waiting.reorder(control.scheduling_policy)
-            self.running.sort(key=_running_key(control))
+            self.running.sort(key=running_key(control.scheduling_policy))
         self.control = control
         if control.allocation == "paged":
             for request in self.running:
@@ -305,22 +305,6 @@ class Scheduler:
         """See `engine.preemption`."""
         preempt(self, request)
 
-    def reads_cache(self, request: Request) -> bool:
-        """Whether it may start on cached blocks; one that wants its prompt scored must compute all of it."""
-        return (
-            self.control.prefix_cache
-            and request.scheduling.prefix_cache
-            and request.sampling.prompt_logprobs is None
-            and not self.is_reserving(request)
-        )
-
-    def is_reserving(self, request: Request) -> bool:
-        """Whether it will be given a reservation. Beams never are: they live by sharing."""
-        return self.control.allocation == "reserved" and request.beams is None
-
-    def cached_prefix(self, request: Request) -> Prefix:
-        return self.kv.cached_prefix(request) if self.reads_cache(request) else NOTHING
-
     def rows_taken(self) -> int:
         """Rows of the batch that are or will be taken by what runs."""
         will_run = (*self.running, *self.hand_over.receiving)
@@ -341,83 +325,8 @@ class Scheduler:
         """The requests that are admitted together."""
         return [request] if request.beams is None else request.beams.members
 
-    def admit(self, request: Request, prefix: Prefix, spare: int) -> Wait | None:
-        """Move a waiting request into the batch, with all beams of its search; or say why it must wait.
-
-        `spare` blocks are left alone, if anything runs: those that do will need them.
-        """
-        kv, pool = self.kv, self.kv.pool
-        if self.is_reserving(request):
-            brought_back = kv.admit_reserved(request, self.control.reserved_fit)
-            if brought_back is None:
-                return Wait(request.id, "hole", kv.reservation_blocks, pool.num_available, pool.longest_hole())
-            self.part(request)
-            self._join(request, prefix, brought_back)
-            return None
-        order = [request, *(member for member in self.members(request) if member is not request)]
-        prefixes = [prefix, *map(self.cached_prefix, order[1:])]
-        will_run = self.running or self.hand_over.receiving
-        spare = spare + sum(member.num_rows - 1 for member in order) if will_run else 0  # each fork copies a tail
-        needed = self._blocks_taken(order, prefixes)
-        if needed + spare > pool.num_available:  # the blocks to copy from might be those that are wanting
-            prefixes = [found.whole() for found in prefixes]
-            needed = self._blocks_taken(order, prefixes)
-        if needed + spare > pool.num_available:
-            return Wait(request.id, "blocks", needed + spare, pool.num_available)
-        moved = kv.admit_paged(order, prefixes, self.control.prefix_cache)
-        for joining in zip(order, prefixes, moved, strict=True):
-            self._join(*joining)
-        return None
-
-    def _blocks_taken(self, requests: Sequence[Request], prefixes: Sequence[Prefix]) -> int:
-        return sum(
-            self.kv.blocks_taken(request, prefix, request.num_tokens)
-            for request, prefix in zip(requests, prefixes, strict=True)
-        )
-
-    def _join(self, request: Request, prefix: Prefix, swapped_blocks: int) -> None:
-        self.waiting.admit(request)
-        self.run(request)
-        self.tell_joined(request, prefix, swapped_blocks)
-
-    def tell_joined(
-        self, request: Request, prefix: Prefix, swapped_blocks: int = 0, received: tuple[int, int] = (0, 0)
-    ) -> None:
-        """`received`: the tokens whose KV has come from another engine, and the blocks that are filled with it."""
-        if request.preemptions == 0:
-            request.found = request.cached
-        looked_up = request.num_tokens if request.cached or self.reads_cache(request) else 0  # it may be off by now
-        first = request.preemptions == 0
-        again, request.lost = max(0, request.lost - request.num_computed), 0
-        copied = request.cached - len(prefix.blocks) * self.kv.block_size if request.cached else 0
-        self.events.joined.append(
-            Joined(
-                request.id,
-                request.cached,
-                looked_up,
-                request.allocation or "paged",
-                resumed=not first,
-                decoded_tokens=prefix.decoded_tokens(self.kv.block_size),
-                copied_tokens=copied,
-                evicted_tokens=prefix.evicted_tokens,
-                swapped_tokens=request.num_computed - request.cached - received[0],
-                swapped_blocks=swapped_blocks,
-                recomputed_tokens=again,
-                received_tokens=received[0],
-                received_blocks=received[1],
-            )
-        )
-
     def run(self, request: Request) -> None:
-        insort(self.running, request, key=_running_key(self.control))
-
-    def part(self, request: Request) -> None:
-        """Let those to be forked off a request run on their own, as what is reserved is not shared."""
-        for child in request.children:
-            child.parent = None
-            del self.unforked[child]
-            self.waiting.add(child)
-        request.children = []
+        insort(self.running, request, key=running_key(self.control.scheduling_policy))
 
     # Endings
 
@@ -503,14 +412,3 @@ class Scheduler:
         self.row_shares.went(request.scheduling.client, self.now)
         self.kv.free(request)
         del self.requests[request.id]
-
-
-def _running_key(control: Control) -> Callable[[Request], Key]:
-    """Shortest first is for those that wait; who runs keeps the order of arrival, or of clients' turns."""
-    match control.scheduling_policy:
-        case "priority":
-            return priority_key
-        case "fair":
-            return turn_key
-        case _:
-            return arrival_key

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from engine.admission import admit, cached_prefix, is_reserving, reads_cache
 from engine.block_pool import IllegalState
 from engine.kv_manager import blocks_for
 from engine.plan import PlannedRow
@@ -164,7 +165,7 @@ class StepPlanner:
                 full.add(client)
                 self._note(Wait(request.id, "share"))
                 continue
-            if no_hole and scheduler.is_reserving(request):
+            if no_hole and is_reserving(scheduler, request):
                 continue  # all reservations are of one size
             if len(blocked) >= LOOK_AHEAD or (blocked and blocked[0].skipped >= MAX_SKIPS):
                 return
@@ -187,7 +188,7 @@ class StepPlanner:
             if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
                 continue
-            prefix = scheduler.cached_prefix(request)
+            prefix = cached_prefix(scheduler, request)
             request.awaited = self._next_hash(request, len(prefix.blocks))
             if request.awaited in computing:
                 self._note(Wait(request.id, "prefix"))
@@ -200,7 +201,7 @@ class StepPlanner:
                 no_tokens = True
                 continue
             children = request.children
-            wait = scheduler.admit(request, prefix, rows + owed)
+            wait = admit(scheduler, request, prefix, rows + owed)
             candidates[place + 1 : place + 1] = [child for child in children if child.parent is None]
             if wait is not None:
                 self._note(wait)
@@ -226,7 +227,7 @@ class StepPlanner:
             request = self._candidates(1)[0]
             if self._full_of(request, scheduler.rows_taken()):
                 return
-            wait = scheduler.admit(request, scheduler.cached_prefix(request), scheduler.rows_taken())
+            wait = admit(scheduler, request, cached_prefix(scheduler, request), scheduler.rows_taken())
             if wait is not None:
                 self._note(wait)
                 return
@@ -378,7 +379,7 @@ class StepPlanner:
 
     def _next_hash(self, request: Request, blocks: int) -> bytes | None:
         """The hash of the first full block that a hit could have had and did not."""
-        if not self.scheduler.reads_cache(request):
+        if not reads_cache(self.scheduler, request):
             return None
         most = (request.num_tokens - 1) // self.kv.block_size
         return request.block_hashes[blocks] if blocks < min(most, len(request.block_hashes)) else None

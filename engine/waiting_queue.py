@@ -45,6 +45,17 @@ QUEUE_KEYS: dict[SchedulingPolicy, Callable[[Request], Key]] = {
 }
 
 
+def running_key(policy: SchedulingPolicy) -> Callable[[Request], Key]:
+    """Shortest first is for those that wait; who runs keeps the order of arrival, or of clients' turns."""
+    match policy:
+        case "priority":
+            return priority_key
+        case "fair":
+            return turn_key
+        case _:
+            return arrival_key
+
+
 class Order(Protocol):
     """Requests in the order in which they are to be admitted."""
 
