@@ -61,7 +61,8 @@ class Interference(msgspec.Struct, frozen=True):
 
 
 class TransferTotals(msgspec.Struct, frozen=True):
-    """Requests handed over, since the worker's name was first used."""
+    """Requests handed over, since the worker's name was first used. `received`: what came. `sent`: what was kept for
+    another until it needed that no more, also where that had some of it, or wanted none in the end."""
 
     requests: int = 0
     blocks: int = 0
