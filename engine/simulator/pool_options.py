@@ -75,7 +75,7 @@ def chosen_clusters(arguments: argparse.Namespace) -> tuple[ClusterControl, ...]
     ]
     if not found:
         raise argparse.ArgumentTypeError("--workers: two at least can be a prefill and a decode engine")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # several ratios may be the same few engines
 
 
 def _split(base: ClusterControl, ratio: tuple[int, int], count: int | None) -> ClusterControl | None:

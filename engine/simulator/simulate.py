@@ -139,7 +139,6 @@ def make_core(
     clock: SimulatedClock,
     pools: Pools | None = None,
     connector: KVConnector | None = None,
-    name: str = "",
 ) -> EngineCore:
     """An engine that only counts. One of several tells what its cache has. Raises ControlError."""
     info = EngineInfo(
@@ -162,7 +161,6 @@ def make_core(
         partial_hits=settings.partial_hits,
         kv_events=pools is not None,
         connector=connector,
-        name=name,
         lease_seconds=LEASE_SECONDS if pools is None else pools.lease_seconds,
     )
 

@@ -49,7 +49,7 @@ class SimulatedWorker:
         if pools.control.prefill:
             block_bytes = settings.block_size * settings.kv_bytes_per_token
             connector = SimulatedConnector(name, self.clock, block_bytes, links, lambda now: wake(self, now))
-        self.core = make_core(settings, num_blocks, self.clock, pools, connector, name)
+        self.core = make_core(settings, num_blocks, self.clock, pools, connector)
 
     def step(self) -> Stepped:
         """Sleeps if there was nothing to do."""

@@ -131,3 +131,93 @@ def test_an_interrupt_prints_what_is_known_so_far(trace: Path) -> None:
     told = json.loads(output)
     assert told["simulation"]["complete"] is False
     assert 0 < told["requests"]["completed"] < told["requests"]["total"] == 10_000_000
+
+
+def test_several_engines_tell_of_transfers_roles_and_limits(trace: Path) -> None:
+    told = predict(trace, "--prefill", 1, "--decode", 1, "--slo", "ttft=10s,itl=1s", "--link", "1e9", "--repeat", 2)
+    assert told["pools"]["control"] == {
+        "separate": True, "routing": "prefix", "local_prefill": 64, "prefill": 1, "decode": 1, "replicas": 0,
+    }  # fmt: skip
+    assert told["requests"]["completed"] == 6
+    assert told["transfers"]["done"] == told["router"]["handed_over"] > 0
+    assert told["roles"].keys() == {"prefill", "decode"}
+    assert told["goodput"]["met"] == 6
+    assert told["queue"]["inter_token"]["count"] == 6 * 4
+    text = run(trace, "--prefill", 1, "--decode", 1, "--slo", "ttft=10s").stdout
+    for words in ("1P1D, routing prefix", "handed over", "blocks to filled", "goodput", "100.0% of those served"):
+        assert words in text
+
+
+def test_one_call_tries_several_clusters(trace: Path) -> None:
+    arguments = (trace, "--workers", "1,4", "--ratios", "colocated,1:1,3:1", "--load-per-worker", "--requests", 5)
+    told = predict(*arguments)["predictions"]
+    sizes = [tuple(one["pools"]["control"][role] for role in ("prefill", "decode", "replicas")) for one in told]
+    assert sizes == [(0, 0, 1), (0, 0, 4), (2, 2, 0), (3, 1, 0)]
+    assert [one["requests"]["total"] for one in told] == [5, 20, 20, 20]
+    assert [one["settings"]["crowd"] for one in told] == [1.0, 4.0, 4.0, 4.0]
+    lines = run(*arguments, "--slo", "itl=1s").stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["engines", "1 replica", "4 replicas", "2P2D", "3P1D"]
+    counted = run(trace, "--ratios", "1:2").stdout
+    assert counted.splitlines()[1].startswith("1P2D")
+
+
+def test_hardware_figures_stand_for_seconds(trace: Path) -> None:
+    slow, fast = (
+        predict(trace, "--model", "tiny", "--flops", "1e12", "--memory-bandwidth", bandwidth)
+        for bandwidth in ("1e8", "1e9")
+    )
+    assert slow["settings"]["kv_bytes_per_token"] == slow["settings"]["cost"]["kv_bytes"] > 0
+    assert slow["queue"]["inter_token"]["p50"] > fast["queue"]["inter_token"]["p50"]
+    text = run(trace, "--model", "tiny", "--flops", "1e12", "--memory-bandwidth", "1e9").stdout
+    assert "bytes of weights" in text
+
+
+def test_new_sessions_find_what_sessions_have_in_common(trace: Path) -> None:
+    found = {
+        how: predict(trace, "--requests", 6, "--repeat-as", how)["hits"]["found_tokens"]
+        for how in ("new", "same", "sessions")
+    }
+    assert found["new"] < found["sessions"] < found["same"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prefill", "1"], ["--decode", "at least 1"]),
+        (["--ratios", "1:0"], ["--ratios", "colocated", "1:1"]),
+        (["--ratios", "2"], ["--ratios", "colocated", "1:1"]),
+        (["--ratios", "colocated"], ["--ratios", "--workers"]),
+        (["--ratios", "1:1", "--workers", "1"], ["--workers", "two at least"]),
+        (["--ratios", "1:1", "--replicas", "2"], ["--ratios", "--replicas"]),
+        (["--workers", "0"], ["--workers", "1 to 1024"]),
+        (["--workers", "1,,2"], ["--workers", "1 to 1024"]),
+        (["--slo", "ttft=soon"], ["--slo", "ttft=500ms", "soon"]),
+        (["--link", "0", "--replicas", "2"], ["--link", "bytes a second"]),
+        (["--replicas", "2", "--infinite"], ["--infinite", "one engine"]),
+        (["--replicas", "1024", "--num-blocks", "100000"], ["--num-blocks", "1024 engines"]),
+        (["--decode", "1", "--prefill", "1", "--batching", "static"], ["batching", "continuous"]),
+        (["--crowd", "0"], ["--crowd", "0.001"]),
+        (["--model", "tiny"], ["--flops", "--memory-bandwidth"]),
+        (["--model", "tiny", "--flops", "1e9", "--memory-bandwidth", "1e9", "--step-seconds", "1"], ["--step-seconds"]),
+        (["--model", "none-such", "--flops", "1e9", "--memory-bandwidth", "1e9"], ["none-such", "smollm2-135m"]),
+    ],
+)
+def test_bad_clusters_are_one_line_and_code_2(trace: Path, arguments: list[str], words: list[str]) -> None:
+    check_one_line(run(trace, *arguments), *words)
+
+
+def test_an_interrupted_sweep_prints_what_is_known_so_far(trace: Path) -> None:
+    process = subprocess.Popen(
+        command(trace, "--requests", 1_000_000, "--workers", "2,3", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "2 replicas (1 of 2)" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (told,) = json.loads(output)["predictions"]
+    assert told["simulation"]["complete"] is False
+    assert told["requests"]["completed"] > 0
