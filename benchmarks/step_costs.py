@@ -17,6 +17,7 @@ from engine.simulator.runner import StepCost, StepWork
 
 Floats = npt.NDArray[np.float64]
 FIELDS = ("step", "token", "context", "row", "attention")
+ROUNDS = 8
 FEWEST = 50  # steps that costs are fitted to
 
 
@@ -44,14 +45,18 @@ def timed(records: Sequence[Record]) -> list[tuple[StepWork, float]]:
 def fitted(steps: Sequence[tuple[StepWork, float]]) -> StepCost:
     """Least squares, the longer a step the more it may be off; no cost is below 0. A move costs what it ever does.
 
-    Raises ValueError for too few steps.
+    How far it may be off follows from the costs, not from what the step took: steps that were held up are as much part
+    of the mean as others, and all steps together cost what they took. Raises ValueError for too few steps.
     """
     if len(steps) < FEWEST:
         raise ValueError(f"costs are fitted to at least {FEWEST} steps, not {len(steps)}")
     seconds = np.array([taken for _, taken in steps])
     columns = np.array([(1, work.computed, work.context, work.drawn, work.pairs) for work, _ in steps], dtype=float)
-    weights = 1 / np.sqrt(np.maximum(seconds, 1e-6))
-    found = _at_least_nothing(columns * weights[:, None], seconds * weights)
+    expected = np.full(len(steps), seconds.mean())
+    for _ in range(ROUNDS):
+        weights = 1 / np.sqrt(np.maximum(expected, 1e-6))
+        found = _at_least_nothing(columns * weights[:, None], seconds * weights)
+        expected = columns @ found
     return StepCost(**dict(zip(FIELDS, map(float, found), strict=True)))
 
 

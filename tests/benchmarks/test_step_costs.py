@@ -1,0 +1,73 @@
+"""Costs fitted to steps whose costs are known: those of a simulated engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.step_costs import fitted, spread, timed, work_of
+from engine.protocol import Record
+from engine.simulator.runner import StepCost, StepWork
+from engine.simulator.simulate import Simulator
+from engine.trace_lengths import read_trace
+from tests.engine.simulator.traces import settings
+
+CHAT500 = Path(__file__).resolve().parents[2] / "traces" / "chat500.jsonl"
+COST = StepCost(step=0.012, token=0.0009, context=1.5e-6, row=0.0004, attention=3e-7, move=0.0)
+
+
+def recorded(cost: StepCost, requests: int = 60) -> list[Record]:
+    """The records of an engine of such steps, on a busy stretch of chats."""
+    trace = read_trace(CHAT500)[:requests]
+    of_chats = {"block_size": 16, "max_model_len": 4096, "speed": 20.0, "check_invariants": False, "num_blocks": 2000}
+    simulator = Simulator(trace, settings(requests, cost=cost, partial_hits=False, **of_chats))
+    records: list[Record] = []
+    step = simulator.core.step
+
+    def stepping() -> object:
+        outputs, record = step()
+        if record is not None:
+            records.append(record)
+        return outputs, record
+
+    simulator.core.step = stepping  # type: ignore[method-assign, assignment]
+    simulator.run()
+    return records
+
+
+def test_known_costs_are_found_again() -> None:
+    steps = timed(recorded(COST))
+    found = fitted(steps)
+    told = [getattr(found, field) for field in ("step", "token", "context", "row", "attention")]
+    assert told == pytest.approx([getattr(COST, field) for field in ("step", "token", "context", "row", "attention")])
+    assert spread(found, steps) == pytest.approx((1.0, 0.0), abs=1e-6)
+
+
+def test_a_step_after_a_pause_is_not_timed() -> None:
+    records = recorded(COST, 4)
+    steps = timed(records)
+    assert 0 < len(steps) < sum(bool(record.rows) for record in records)
+    assert all(seconds == pytest.approx(COST.seconds(work)) for work, seconds in steps)
+    later = msgspec.structs.replace(records[1], seq=records[1].seq + 1)  # one was lost before it
+    assert timed([records[0], later]) == []
+
+
+def test_no_cost_is_below_nothing_whatever_the_noise() -> None:
+    random = np.random.default_rng(1)
+    works = [work_of(record) for record in recorded(COST, 30)]
+    steps = [(work, float(COST.seconds(work) * random.uniform(0.3, 3.0))) for work in works]
+    found = fitted(steps)
+    assert min(msgspec.structs.astuple(found)) >= 0
+    assert spread(found, steps)[0] == pytest.approx(1.0, rel=0.01)  # all together cost what they took
+
+
+def test_what_is_not_done_costs_nothing_and_few_steps_are_too_few() -> None:
+    steps = [(StepWork(count, 0, 0, 0), 0.5 + count) for count in range(1, 80)]
+    found = fitted(steps)
+    assert (found.step, found.token) == (pytest.approx(0.5), pytest.approx(1.0))
+    assert (found.context, found.row, found.attention) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="at least 50"):
+        fitted(steps[:9])
