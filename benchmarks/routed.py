@@ -1,8 +1,8 @@
 """`python -m benchmarks.routed`: what prefix-aware routing finds on real engines, against round robin and least loaded.
 
 Four replicas of `tiny`, each with room for a part of 50 system prompts; the same requests each time, in a closed loop.
-Hits are what the answers say was cached; imbalance is the most over the mean of the prompt tokens that the workers
-were sent, and of those that they computed, both by the workers' own counts.
+Hits are what the answers say was cached; imbalance is the most over the mean of the requests that the workers were
+sent, and of the tokens that they computed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import aiohttp
 from benchmarks.options import check_file
 from benchmarks.report import machine
 from engine.cli import between
-from engine.cluster.protocol import ClusterState, Routing, decode_cluster
+from engine.cluster.protocol import Routing, decode_cluster
 from loadgen.engine_process import EngineProcess
 
-WORKERS = 4
 SYSTEM_TOKENS, QUESTION_TOKENS = 160, (8, 24)
 ANSWER_TOKENS = 8
-KV_MEMORY = "512KiB"  # 64 blocks of tiny in float32: six of the prompts, with what is asked
+KV_MEMORY = "1MiB"  # 128 blocks of tiny in float32: a quarter of the prompts takes 125
 LEAST_RATIO, MOST_IMBALANCE = 1.5, 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One way to route: tokens of all prompts and of those found, and how unevenly the workers were used."""
+    """One way to route: tokens of all prompts and of those found, and how unevenly requests were sent and tokens
+    computed."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -73,20 +73,37 @@ async def play(url: str, asked: Sequence[Sequence[int]], clients: int) -> tuple[
     return tokens, cached
 
 
-async def state(url: str) -> ClusterState:
-    async with aiohttp.ClientSession(raise_for_status=True) as http, http.get(f"{url}/engine/cluster") as answer:
-        return decode_cluster(await answer.read())
+async def measure(
+    workers: int, ways: Sequence[Routing], asked: Sequence[Sequence[int]], clients: int
+) -> dict[Routing, Found]:
+    """Each way in turn on the same workers, which forget what they had cached before it."""
+    command = ["--model", "tiny", "--dtype", "float32", "--replicas", str(workers), "--kv-memory", KV_MEMORY]
+    found: dict[Routing, Found] = {}
+    async with (
+        EngineProcess([*command, "--max-model-len", "256"], lambda _: None) as engine,
+        aiohttp.ClientSession(engine.url, raise_for_status=True) as http,
+    ):
+        for way in ways:
+            await http.post("/engine/cache/clear")
+            await http.patch("/engine/cluster", json={"routing": way})
+            before = await _workers(http)
+            tokens, cached = await play(engine.url, asked, clients)
+            sent, computed = map(_imbalance, before, await _workers(http))
+            found[way] = Found(tokens, cached, sent, computed)
+    return found
 
 
-async def measure(routing: Routing, asked: Sequence[Sequence[int]], clients: int) -> Found:
-    command = ["--model", "tiny", "--dtype", "float32", "--replicas", str(WORKERS), "--kv-memory", KV_MEMORY]
-    async with EngineProcess([*command, "--max-model-len", "256", "--routing", routing], lambda _: None) as engine:
-        tokens, cached = await play(engine.url, asked, clients)
-        told = await state(engine.url)
-    sent = told.router.imbalance
-    assert sent is not None, "requests were routed"
-    computed = [worker.prefill_tokens + worker.decode_tokens for worker in told.workers]
-    return Found(tokens, cached, sent, max(computed) * len(computed) / sum(computed))
+async def _workers(http: aiohttp.ClientSession) -> tuple[list[int], list[int]]:
+    """Requests that each worker was sent, and tokens that it computed, since it started."""
+    async with http.get("/engine/cluster") as answer:
+        workers = decode_cluster(await answer.read()).workers
+    return [one.routed for one in workers], [one.prefill_tokens + one.decode_tokens for one in workers]
+
+
+def _imbalance(before: Sequence[int], after: Sequence[int]) -> float:
+    """The most over the mean of what was added."""
+    added = [now - was for was, now in zip(before, after, strict=True)]
+    return max(added) * len(added) / sum(added)
 
 
 def report(found: dict[Routing, Found], options: argparse.Namespace) -> str:
@@ -98,8 +115,8 @@ def report(found: dict[Routing, Found], options: argparse.Namespace) -> str:
         "# Routing by prefix on real engines",
         "",
         f"`python -m benchmarks.routed --requests {options.requests} --clients {options.clients}` on {here['cpu']}, "
-        f"{here['cores']} cores: {WORKERS} replicas of `tiny` with {KV_MEMORY} of KV each, {options.prompts} system "
-        f"prompts of {SYSTEM_TOKENS} tokens, questions of {QUESTION_TOKENS[0]} to {QUESTION_TOKENS[1]}.",
+        f"{here['cores']} cores: {options.workers} replicas of `tiny` with {KV_MEMORY} of KV each, {options.prompts} "
+        f"system prompts of {SYSTEM_TOKENS} tokens, questions of {QUESTION_TOKENS[0]} to {QUESTION_TOKENS[1]}.",
         "",
         "| routing | prompt tokens found | imbalance, sent | computed |",
         "| --- | ---: | ---: | ---: |",
@@ -114,6 +131,7 @@ def report(found: dict[Routing, Found], options: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write what was asked for; 1 if an aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routed", description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=between(2, 64), default=4, help="default: 4")
     parser.add_argument("--prompts", type=between(1, 1000), default=50, help="system prompts (default: 50)")
     parser.add_argument("--requests", type=between(1, 100_000), default=600, help="default: 600")
     parser.add_argument("--clients", type=between(1, 64), default=8, help="at once (default: 8)")
@@ -122,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_file(parser, "--out", options.out)
     asked = requests(options.prompts, options.requests, seed=1)
     ways: Sequence[Routing] = get_args(Routing)
-    found = {way: asyncio.run(measure(way, asked, options.clients)) for way in ways}
+    found = asyncio.run(measure(options.workers, ways, asked, options.clients))
     told = report(found, options)
     print(told, end="")
     if options.out is not None:
