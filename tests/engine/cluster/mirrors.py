@@ -91,7 +91,6 @@ class MirrorWorker:
             Control(max_num_batched_tokens=24),
             kv_events=True,
             connector=self.connector,
-            name=self.name,
             lease_seconds=LEASE_SECONDS,
             clock=cluster.clock,
         )
