@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cluster.dispatcher import LATE, QUIET
+from engine.cluster.dispatcher import LATE, PATIENCE, QUIET
 from engine.cluster.journey import MOST_MOVES
 from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
@@ -365,6 +365,22 @@ def test_what_nobody_tells_the_end_of_goes_on_elsewhere_and_its_blocks_are_kept(
     assert overdue.phase == "overdue"
     assert target.core.info.num_blocks - target.core.pool.num_available == len(target.connector.jobs["r0"].left) == 5
     some.dispatcher.overdue(target.client, moving.lease, "told again, though nobody waits any more")
+    some.run()
+
+
+def test_what_nobody_tells_the_end_of_fails_by_name_where_nobody_else_can_go_on():
+    some = brought_to("placed")
+    some.step("decode-0")
+    some.deliver("decode-0")
+    (moving,) = some.dispatcher.leases.told(0.0)
+    some.dispatcher.overdue(some.workers["decode-0"].client, moving.lease, "nobody has told")
+    assert state(some) == "routed"
+    some.clock.now += PATIENCE + 1
+    some.dispatcher.review()
+    asked = some.asked["r0"]
+    assert (asked.finished, asked.error) == ("error", "nobody has told; no engine could take this request for 30 s")
+    some.step("decode-0")
+    assert some.workers["decode-0"].connector.jobs, "whoever fills its blocks may still be writing"
     some.run()
 
 
