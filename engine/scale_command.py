@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from engine.cli import INTERRUPTED, Adder, between, file_name, number, show, unusable
-from engine.cluster.protocol import MOST_WORKERS, ClusterState, Routing, WorkerPhase, WorkerState
+from engine.cluster.protocol import MOST_LOCAL_PREFILL, MOST_WORKERS, ClusterState, Routing, WorkerPhase, WorkerState
 from engine.cluster.sizes import FIELDS, told
 from engine.keys import first_key, key
 from engine.log import printable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FAILED = 1  # exit code
 MOST_WAIT = 86_400.0  # seconds
-MOST_LOCAL = 1 << 20  # tokens
 LOOK_SECONDS = 0.2  # between two looks
 
 
@@ -39,7 +38,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     change("--routing", choices=get_args(Routing), help="how a worker is chosen for a request")
     change(
         "--local-prefill",
-        type=between(0, MOST_LOCAL),
+        type=between(0, MOST_LOCAL_PREFILL),
         metavar="N",
         help="prompts with at most so many tokens that are not cached are prefilled where they decode",
     )

@@ -33,6 +33,7 @@ from engine.supervisor import Death, GaveUp
 from engine.tokenizer import Tokenizer, TokenizerError
 
 LOOK_SECONDS = 0.1  # between two looks at who has waited too long, and at who has nothing to do any more
+_log = logging.getLogger(__name__)
 
 
 class Likeness(NamedTuple):
@@ -253,7 +254,7 @@ class Cluster:
             await worker.end()
             self._given_up(worker, error)
         except Exception as error:  # of ours: what it had must not hang
-            log.event(logging.getLogger(__name__), logging.ERROR, "worker_failed", f"{worker.name} failed", error=error)
+            log.event(_log, logging.ERROR, "worker_failed", f"{worker.name} failed", error=error)
             await worker.end()
             self._given_up(worker, GaveUp(f"{worker.name} failed: {type(error).__name__}: {error}", unusable=False))
 
@@ -440,7 +441,10 @@ class Cluster:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self.dispatcher.review()
+            try:
+                self.dispatcher.review()
+            except Exception as error:  # of ours: without this look, requests would wait for ever
+                log.event(_log, logging.ERROR, "look_failed", "a look at what waits failed", error=error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

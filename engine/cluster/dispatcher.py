@@ -179,13 +179,17 @@ class Dispatcher:
     def lost(self, client: CoreClient, name: str, why: str) -> None:
         """An engine has died: what it had goes on elsewhere, and what was kept for it is kept no more."""
         self._losing.discard(client)
-        self.router.close(name)
-        self.router.forget(name)
-        for lease, source in self.leases.without_target(name):
-            self._placed.pop(lease, None)
-            self._release(source, lease)
-        offered = [way for way in self._waiting if way.journey.offer is not None and way.journey.offer.engine == name]
-        for way in (*self._ways_of(client), *offered):
+        ways = self._ways_of(client)
+        place = self._places.get(name)
+        if place is not None and place.client is client:  # else another has the name by now, and this was told before
+            self.router.close(name)
+            self.router.forget(name)
+            for lease, source in self.leases.without_target(name):
+                self._placed.pop(lease, None)
+                self._release(source, lease)
+            offers = ((way, way.journey.offer) for way in self._waiting)
+            ways += [way for way, offer in offers if offer is not None and offer.engine == name]
+        for way in ways:
             self._leave(way)
             self._move(way, why)
 
@@ -232,7 +236,7 @@ class Dispatcher:
             self._release(name, output.offer.lease)
 
     def review(self) -> None:
-        """End what has waited too long for a worker, and what an engine should have ended long ago; see who is quiet."""
+        """End what has waited too long for a worker, or should have been ended by an engine; see who is quiet."""
         now = self._clock()
         clients = [(name, place.client) for name, place in self._places.items()]
         self._quiet = {name for name, client in clients if client is not None and client.quiet > QUIET}

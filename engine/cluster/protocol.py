@@ -15,6 +15,7 @@ from engine.protocol import EngineInfo
 
 CLUSTER_VERSION = 1
 MOST_WORKERS = 1024  # of each role
+MOST_LOCAL_PREFILL = 1 << 20  # tokens
 RECENT_TRANSFERS = 64
 
 Role = Literal["prefill", "decode", "replica"]
@@ -35,7 +36,7 @@ class ClusterControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     separate: bool = True
     routing: Routing = "prefix"
-    local_prefill: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 64
+    local_prefill: Annotated[int, msgspec.Meta(ge=0, le=MOST_LOCAL_PREFILL)] = 64
     prefill: Size = 0
     decode: Size = 0
     replicas: Size = 0

@@ -22,6 +22,7 @@ from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.model_routes import METRICS_TYPE
 from engine.server.parsing import parse
+from engine.server.readers import Readers
 from engine.server.service import Service
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ClusterRoutes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._num_readers = 0
+        self._readers = Readers("the cluster's states", service.settings.limits.max_step_readers)
         self._told: tuple[Stamp, float, bytes] | None = None  # the newest event: what it is of, and when it was made
 
     async def state(self, request: web.Request) -> web.Response:
@@ -66,15 +67,8 @@ class ClusterRoutes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The state as events: one at once, and another whenever it tells something else, ten a second at most."""
         cluster = cluster_of(self._service)
-        most = self._service.settings.limits.max_step_readers
-        if self._num_readers >= most:
-            what = f"{most} readers of the cluster's states are all that are taken at a time (--max-step-readers)"
-            raise ApiError(what, status=429, code="too_many_readers", headers={"Retry-After": "5"})
-        self._num_readers += 1
-        try:
+        with self._readers.one():
             return await self._stream(request, cluster)
-        finally:
-            self._num_readers -= 1
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Of all workers that have served, also while one is started again, and of what is between them."""

@@ -15,6 +15,7 @@ from engine.server.answers import json_response
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
 from engine.server.parsing import parse
+from engine.server.readers import Readers
 from engine.server.service import Service
 from engine.server.text_routes import no_live_request
 
@@ -38,7 +39,7 @@ ControlChange = msgspec.defstruct(  # a Control of which any part may be missing
 class EngineRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._num_step_readers = 0
+        self._readers = Readers("the step stream", service.settings.limits.max_step_readers)
 
     async def snapshot(self, request: web.Request) -> web.Response:
         return web.Response(body=await self._service.snapshot(), content_type="application/json")
@@ -47,15 +48,8 @@ class EngineRoutes:
         """Records as events, one each, from `?from=seq` or from the next one on; a gap where records were lost."""
         self._service.ready()
         at = self._first_wanted(request.query.get("from"))
-        most = self._service.settings.limits.max_step_readers
-        if self._num_step_readers >= most:
-            what = f"{most} readers of the step stream are all that are taken at a time (--max-step-readers)"
-            raise ApiError(what, status=429, code="too_many_readers", headers={"Retry-After": "5"})
-        self._num_step_readers += 1
-        try:
+        with self._readers.one():
             return await self._stream_steps(request, at)
-        finally:
-            self._num_step_readers -= 1
 
     async def _stream_steps(self, request: web.Request, at: int) -> web.StreamResponse:
         hub = self._service.hub

@@ -262,6 +262,24 @@ async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
         await settle(cluster)
 
 
+async def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
+    monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.0)
+    cluster = Cluster(TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=1))
+    looks = asyncio.Semaphore(0)
+
+    def review() -> None:
+        looks.release()
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(cluster.dispatcher, "review", review)
+    looking = asyncio.create_task(cluster._look())
+    async with asyncio.timeout(20):
+        await looks.acquire()
+        await looks.acquire()
+    looking.cancel()
+    assert "a look at what waits failed" in caplog.text
+
+
 async def test_more_than_the_machine_has_memory_for_is_refused():
     cluster = Cluster(
         TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2), memory=2 * TINY.kv_memory

@@ -194,6 +194,17 @@ def test_what_is_computed_again_is_charged_with_what_was_generated():
     some.run()
 
 
+def test_a_death_that_is_told_late_is_none_of_the_next_engines_of_its_name():
+    some = cluster(0, 1)
+    before = some.workers["decode-0"].client
+    some.kill("decode-0")
+    some.restart("decode-0")
+    some.dispatcher.lost(before, "decode-0", "decode-0: it was killed")
+    some.add(PROMPT, greedy(4))
+    assert state(some) == "decoding"
+    some.run()
+
+
 def test_whoever_waits_is_told_when_nobody_will_come():
     some = cluster(0, 1)
     some.add(PROMPT, greedy(12))

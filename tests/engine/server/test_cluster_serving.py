@@ -255,6 +255,9 @@ def check(*options: str) -> None:
         (("--replicas", "2", "--kv-events", "tcp://127.0.0.1:0"), "--kv-events: several engines cannot publish at one"),
         (("--replicas", "900", "--kv-memory", "1TiB"), "--kv-memory: 900 engines with 1024.0 GiB each"),
         (("--prefill", "1", "--decode", "1", "--batching", "static"), "--batching: must be continuous where KV is"),
+        (("--decode", "1", "--batching", "static"), "--batching: must be continuous where KV is"),
+        (("--decode", "1", "--allocation", "reserved"), "--allocation: must be paged where KV is"),
+        (("--prefill", "1", "--decode", "1", "--device", "cuda"), "--device: KV is handed over in a CPU's memory"),
         (("--replicas", "1", "--fault", "decode-0:exit@3"), "--fault: 'decode-0' is none of the workers, which are"),
     ],
 )
