@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
@@ -37,6 +37,10 @@ from tui.view import UNITS, Frame
 from tui.widgets.palette import Palette
 from tui.widgets.panel import Panel
 from tui.widgets.too_small import TooSmall
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from textual.worker import Worker
 
 FRAMES = 10.0  # a second
 MOST_FRAMES, LEAST_FRAMES = 60.0, 0.5
@@ -89,6 +93,7 @@ class PagedTop(App[int]):
         self._places: tuple[Place, ...] = ()
         self._panels: dict[str, Panel] = {}
         self._question = Question()
+        self._following: Worker[None] | None = None
 
     @property
     def shown(self) -> Shown:
@@ -130,7 +135,7 @@ class PagedTop(App[int]):
 
     def on_mount(self) -> None:
         self._paint_background()
-        self.run_worker(self.attached.run(), name="attached", exit_on_error=True)
+        self._following = self.run_worker(self.attached.run(), name="attached", exit_on_error=True)
         self.draw_frame()
         if self._frames:
             self._timer = self.set_interval(1 / self._frames, self.tick)
@@ -323,6 +328,12 @@ class PagedTop(App[int]):
 
     async def action_quit(self) -> None:
         self.exit(0)
+
+    def exit(self, result: int | None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
+        """End. Nothing is watched any more: a thousand servers leave little of the loop to what closes the screen."""
+        if self._following is not None:
+            self._following.cancel()
+        super().exit(result, return_code, message)
 
     def action_help(self) -> None:
         self._look_at(helping=not self.focus_now.helping, help_top=0)

@@ -39,14 +39,16 @@ class Session:
         http: HttpSettings = NO_SETTINGS,
         user: str = "",
         texts: bool = True,
+        load_url: str | None = None,
     ) -> None:
         """`player`: a recording instead of an engine; `engine`: one that is there already (tests).
 
         `replay` starts when the engine is seen; `trace` is of one that is started later (None: the project's own).
         `http` says how the engine is asked, with its keys; `user` is of its address. `texts`: what requests and blocks
-        say may be asked for.
+        say may be asked for. `load_url`: where replays are sent, if that is not where the engine tells its steps.
         """
         self.url = url
+        self._load_url = load_url
         self.player = player
         self.replay = replay
         self.texts = texts
@@ -160,7 +162,8 @@ class Session:
                 self.replay = Replay(self._trace or find_trace(), self._clock)
             match action:
                 case "start":
-                    await self.replay.start(self.url, self._replay_sessions, self._http.admin_key, self._http.api_key)
+                    url = self._load_url or self.url
+                    await self.replay.start(url, self._replay_sessions, self._http.admin_key, self._http.api_key)
                 case "stop":
                     await self.replay.stop()
                 case "speed":

@@ -106,7 +106,10 @@ class ClusterAttach:
         else:
             await self.leave()
             url = self.target.url + worker.path
-            session = Session(url, http=self._http, user=self.target.user, clock=self._clock, texts=self._texts)
+            session = Session(
+                url, http=self._http, user=self.target.user, clock=self._clock, texts=self._texts,
+                load_url=self.target.url,  # completions are asked of the whole cluster
+            )  # fmt: skip
             self._steps = Steps(session, self._readonly, self._tell, server, self._recording)
             self._following = asyncio.create_task(session.run())
 

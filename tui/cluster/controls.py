@@ -11,7 +11,11 @@ from tui.commands import Ask
 MOST_LOCAL = 1 << 20  # tokens
 FIELDS = ClusterControl.__struct_fields__
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
-_NAMES = {"separate": "prompts and answers", "local_prefill": "local prefill"}
+_NAMES = {
+    "separate": "prefill and decode",
+    "local_prefill": "local prefill",
+    **{size: f"{role} workers" for role, size in SIZES.items()},
+}
 
 
 def named(field: str) -> str:

@@ -25,16 +25,29 @@ class ClusterView:
 
     @cached_property
     def pools(self) -> dict[Role, tuple[WorkerState, ...]]:
-        """Workers by role, those roles that there are or that are wanted."""
+        """Workers by role: those roles that there are or that are wanted, and of prefill and decode both or neither,
+        so that a pool that was scaled to none can be scaled up again."""
         found: dict[Role, list[WorkerState]] = {role: [] for role in ROLES}
         for worker in self.state.workers:
             found[worker.role].append(worker)
-        wanted = {role for role in ROLES if getattr(self.control, SIZES[role])}
-        return {role: tuple(workers) for role, workers in found.items() if workers or role in wanted}
+        shown = {role for role in ROLES if found[role] or getattr(self.control, SIZES[role])}
+        if shown & {"prefill", "decode"}:
+            shown |= {"prefill", "decode"}
+        return {role: tuple(workers) for role, workers in found.items() if role in shown}
 
     @cached_property
     def _earlier(self) -> dict[str, WorkerState]:
         return {worker.name: worker for worker in self.before.workers} if self.before is not None else {}
+
+    @cached_property
+    def _is_another(self) -> bool:
+        """Whether it was started again since `before`: it begins to count anew, and none of its engines is the same."""
+        assert self.before is not None
+        if self.state.number < self.before.number:
+            return True
+        before = {worker.name: worker.engine for worker in self.before.workers if worker.engine is not None}
+        now = [worker for worker in self.state.workers if worker.engine is not None]
+        return bool(before and now) and not any(before.get(worker.name) == worker.engine for worker in now)
 
     def worker(self, name: str | None) -> WorkerState | None:
         return next((worker for worker in self.state.workers if worker.name == name), None)
@@ -45,14 +58,15 @@ class ClusterView:
         if earlier is None or self.before is None or not tells(worker) or not tells(earlier):
             return None
         seconds = self.now - self.before.time
-        if seconds < LEAST_SECONDS or earlier.restarts != worker.restarts or earlier.seq > worker.seq:
+        is_other = (earlier.restarts, earlier.engine) != (worker.restarts, worker.engine) or earlier.seq > worker.seq
+        if seconds < LEAST_SECONDS or is_other:
             return None
         grown: int = getattr(worker, counter) - getattr(earlier, counter)
         return grown / seconds if grown >= 0 else None
 
     def decisions_rate(self) -> float | None:
         """Of the router, a second."""
-        if self.before is None or self.now - self.before.time < LEAST_SECONDS:
+        if self.before is None or self.now - self.before.time < LEAST_SECONDS or self._is_another:
             return None
         grown = self.state.router.decisions - self.before.router.decisions
         return grown / (self.now - self.before.time) if grown >= 0 else None

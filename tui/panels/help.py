@@ -40,8 +40,8 @@ _CLUSTER_NOTES = (
     "— was not told, or not measured.",
     "KV: held by requests, then cached, then free. Move: requests between two workers. In/s, out/s: tokens prefilled "
     "and decoded a second, over the last 5 s. Hits: of the prompt tokens looked up, those found. Load: tokens "
-    "outstanding, as the router has it. Died: restarts.",
-    "Totals are of the workers that serve; shares are of all of it together.",
+    "outstanding, as the router has it. Died: restarts. MB/s: of what is 1 MiB or more.",
+    "Totals are of the workers that serve; shares are of all of it together. 900+: one of them has no rate yet.",
     "Prefills beside decodes: i tells how that is measured, and of each worker.",
     "The mouse: click selects, again opens; the wheel scrolls; keys can be clicked.",
     "Events: workers that die, start, come and go, switches, failed transfers, an answer after none.",

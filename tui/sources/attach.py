@@ -94,12 +94,16 @@ class Attach:
         if self._player is not None:
             await self._player.run()
             return
-        while True:
-            self._settle()
-            self._follow()
-            if self._servers is not None:
-                self._servers.recorder.check()  # also while it is not what is shown
-            await asyncio.sleep(SETTLE_SECONDS)
+        try:
+            while True:
+                self._settle()
+                self._follow()
+                if self._servers is not None:
+                    self._servers.recorder.check()  # also while it is not what is shown
+                await asyncio.sleep(SETTLE_SECONDS)
+        finally:
+            if self._watching is not None:  # what was heard is shown and recorded until this is closed
+                self._watching.cancel()
 
     async def open(self, server: str) -> None:
         """Show one alone: a paged-engine with a stream of its steps. A frozen picture stays one."""

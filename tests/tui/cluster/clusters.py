@@ -83,6 +83,8 @@ def busy() -> ClusterState:
             TransferState("chatcmpl-0000031b", "l-31b", "prefill-0", "", "offered", 30, 245_760, 0.001),
         ),
         recent=(
+            TransferDone("chatcmpl-00000315", "l-315", "prefill-0", "decode-0", 75, 4_718_592, 0.003, 0.0023,
+                         BEGIN + 4.5),
             TransferDone("chatcmpl-00000316", "l-316", "prefill-0", "decode-0", 12, 98_304, 0.002, 0.0011, BEGIN + 4.6),
             TransferDone("chatcmpl-00000317", "l-317", "prefill-0", "decode-1", 20, 163_840, 0.013, 0.0, BEGIN + 4.7,
                          "the process of prefill-0 is no more"),

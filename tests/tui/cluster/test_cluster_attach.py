@@ -22,6 +22,7 @@ from tui.cli import _engine_or_cluster
 from tui.command_line import parse
 from tui.look import Look
 from tui.once import run_once
+from tui.replay import Replay
 from tui.sources.targets import target
 
 
@@ -122,8 +123,14 @@ async def cluster(*arguments):
         await server.stop()
 
 
-async def test_a_real_cluster():
+async def test_a_real_cluster(monkeypatch):
     """Requests are handed over, a worker is opened, the mode is switched, a pool is scaled, and a worker dies."""
+    played = []
+
+    async def start(replay, address, *_):
+        played.append(address)
+
+    monkeypatch.setattr(Replay, "start", start)
     async with (
         cluster("--prefill", "1", "--decode", "1") as (url, server),
         showing(url) as screen,
@@ -132,13 +139,15 @@ async def test_a_real_cluster():
         await screen.until(lambda: screen.kind == "cluster" and "2 ready" in screen.text("header"))
         asked = {"model": "tiny", "prompt": "a" * 200, "max_tokens": 20, "temperature": 0.0}
         first = (await http.post(f"{url}/v1/completions", json=asked)).json()
-        await screen.until(lambda: " 1 in all, " in screen.text("transfers"))
+        await screen.until(lambda: " 1 came to these workers, " in screen.text("transfers"))
         assert "prefill-0→decode-0" in screen.text("transfers")
 
         await screen.press("right", "enter")
         await screen.until(lambda: screen.kind == "steps" and "● live" in screen.text("header"))
         assert "tiny" in screen.text("header")
         assert "esc the cluster" in screen.text("footer")
+        await screen.app.session.steer_replay("start")
+        assert played == [url]  # a worker alone takes no completions
         await screen.press("escape")
         assert screen.kind == "cluster"
 

@@ -120,7 +120,7 @@ def test_what_happened_between_two_states():
     )
     assert happened(busy(), busy()) == ""
     told = happened(busy(), wounded())
-    assert told.startswith("prompts and answers: separate, now colocated, routing: prefix, now round robin")
+    assert told.startswith("prefill and decode: separate, now colocated, routing: prefix, now round robin")
     assert told.endswith("and 3 more")
     again = msgspec.structs.replace(busy(), workers=busy().workers[:2])
     assert happened(busy(), again) == "decode-1 is gone"

@@ -192,7 +192,7 @@ async def goes_to_an_event(screen, key):
     screen.app.attached.hear(msgspec.structs.replace(wounded(), time=BEGIN + 9))
     await screen.press("comma", "comma", "comma") if key == "n" else None
     await screen.press(key)
-    told = "prompts and answers: separate, now colocated, routing: prefix, now round robin"
+    told = "prefill and decode: separate, now colocated, routing: prefix, now round robin"
     if key == "N":
         assert screen.app.scrub.past.seq == 3
         assert told in screen.text("footer")
@@ -245,7 +245,7 @@ async def records(screen, key, folder):
 async def switches_live_and_back(screen, key):
     await screen.press(key)
     assert screen.engine.told.changes == [{"separate": False}]
-    assert "prompts and answers: colocated" in screen.text("footer")
+    assert "prefill and decode: colocated" in screen.text("footer")
     assert "COLOCATED" in screen.text("header")
     await screen.press(key)
     assert screen.engine.told.changes[-1] == {"separate": True}
@@ -264,7 +264,7 @@ async def scales_the_pool_under_the_cursor(screen, key):
     assert screen.engine.told.changes[-1] == {"decode": 2 + by}
     await screen.press(key)
     assert screen.engine.told.changes[-1] == {"decode": 2 + 2 * by}
-    assert f"decode: {2 + 2 * by}" in screen.text("footer")
+    assert f"decode workers: {2 + 2 * by}" in screen.text("footer")
     if by < 0:
         await screen.press(key)
         assert "decode workers: must be a whole number from 0 to 1,024, got -1" in screen.text("footer")
@@ -275,7 +275,7 @@ async def scales_the_pool_under_the_cursor(screen, key):
 @case("s")
 async def asks_for_a_size(screen, key):
     await screen.press("right", key)
-    assert screen.asked.label == "decode workers (0 to 1,024); of another pool: replica 2"
+    assert screen.asked.label == "decode workers (0 to 1,024), or as in 'replica 2' of another pool"
     assert screen.asked.value == "2"
     await screen.answer("12")
     await screen.press(key)
@@ -398,11 +398,21 @@ async def test_what_is_told_of_transfers(watching):
         text = screen.text("transfers")
         assert "1 offered, 1 waiting, 1 moving, 504 KiB" in text
         row = next(line for line in text.splitlines() if "000316" in line)
-        assert row.split()[3:] == ["12", "96", "KiB", "2.0", "ms", "1.1", "ms", "89", "│"]
+        assert row.split()[3:] == ["12", "96", "KiB", "2.0", "ms", "1.1", "ms", "—", "│"]  # so little has no speed
+        row = next(line for line in text.splitlines() if "000315" in line)
+        assert row.split()[1:] == ["00000315", "prefill-0→decode-0", "75", "4.5", "MiB", "3.0", "ms", "2.3", "ms",
+                                   "2,052", "│"]  # fmt: skip
         assert "failed: the process of prefill-0 is no more" in text
         none = next(line for line in text.splitlines() if "000318" in line)
         assert none.split()[3:5] == ["0", "—"]
-        assert "315 in all, 29 MiB  2 failed  1 expired" in text
+        assert "315 came to these workers, 29 MiB  2 failed  1 expired" in text
+        moving = next(line for line in text.splitlines() if "000319" in line)
+        assert " 4.0 ms " in moving
+        screen.engine.feed._streams = True
+        screen.clock.time += 10  # nothing new is told of it: it is older for all that
+        screen.app.draw_frame()
+        moving = next(line for line in screen.text("transfers").splitlines() if "000319" in line)
+        assert " 10 s " in moving
     async with watching((80, 24)) as screen:
         await screen.press("2", "down", "down")
         assert "in flight" in screen.text("transfers").splitlines()[0]
@@ -419,7 +429,7 @@ async def test_before_and_after_are_beside_each_other(watching):
         assert "decodes alone 5,100 4.3 7.1 12.3" in lines  # of two workers: the worst one's quantiles
         assert "with a prefill 25 % → 0.5 %" in lines
         assert "mean step 16 ms → 4.1 ms" in lines
-        assert "longest 190 ms → 14 ms" in lines
+        assert "longest, newest 190 ms → 14 ms" in lines
         assert "decode-1 — — 7.1 14.0" in lines
         screen.app.attached.hear(later(1, control=ClusterControl(separate=False, prefill=1, decode=2)))
         screen.app.draw_frame()
@@ -433,11 +443,54 @@ async def test_rates_are_over_the_last_seconds_and_none_where_a_worker_died_betw
         assert " 900 " in prefill  # of decode-0 beside it
         dead = next(line for line in screen.text("workers").splitlines() if "● decode-1" in line)
         assert dead.split()[-7:-5] == ["—", "—"]
+        total = next(line for line in screen.text("workers").splitlines() if "of 2" in line)
+        assert total.split()[-6:-4] == ["28+", "900+"]  # of the one that has a rate
         screen.engine.feed._streams = True
         screen.clock.time += 10  # nothing was told for so long: nothing was computed
         screen.app.draw_frame()
         prefill = next(line for line in screen.text("workers").splitlines() if "▸● prefill-0" in line)
         assert " 1,200 " not in prefill
+
+
+def anew(worker):
+    engine = msgspec.structs.replace(worker.engine, started=99.0)
+    return msgspec.structs.replace(worker, engine=engine, restarts=0, seq=9_000, prefill_tokens=90_000)
+
+
+async def test_a_server_that_was_started_again_meanwhile_has_no_rates_of_its_predecessor(watching):
+    def restarted():
+        state = busy()
+        router = msgspec.structs.replace(state.router, decisions=9_000)
+        return msgspec.structs.replace(state, workers=tuple(map(anew, state.workers)), router=router)
+
+    async with watching(states=(early, restarted)) as screen:
+        view = screen.engine.cluster.states.newest()
+        assert [view.rate(worker, "prefill_tokens") for worker in view.state.workers] == [None] * 3
+        assert view.decisions_rate() is None
+    async with watching() as screen:
+        assert screen.engine.cluster.states.newest().decisions_rate() == 12
+
+
+async def test_shares_of_requests_are_of_requests_not_of_decisions(watching):
+    async with watching() as screen:
+        lines = [" ".join(line.split()) for line in screen.text("router").splitlines()]
+        assert any("by prefix 310 55 %" in line and "bounded 12 2.1 %" in line for line in lines)
+        assert any("local 41 11 %" in line and "handed over 330 89 %" in line for line in lines)
+
+
+async def test_a_pool_that_was_scaled_to_none_is_there_to_be_scaled_up(watching):
+    def without_prefill():
+        state = busy()
+        return msgspec.structs.replace(state, control=ClusterControl(decode=2), workers=state.workers[1:])
+
+    async with watching() as screen:
+        await screen.press("minus")
+        screen.engine.hear(without_prefill())
+        screen.app.draw_frame()
+        assert "▸PREFILL  0 of 0 ready" in screen.text("workers")
+        assert "none, and none wanted" in screen.text("workers")
+        await screen.press("plus")
+        assert screen.engine.told.changes == [{"prefill": 0}, {"prefill": 1}]
 
 
 async def test_the_mouse_selects_opens_sorts_and_presses_keys(watching):

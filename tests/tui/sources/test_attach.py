@@ -395,3 +395,18 @@ def test_it_needs_something_to_be_attached_to():
         Attach()
     with pytest.raises(ValueError, match="steps are of one server, and 2 are named"):
         Attach([target("http://127.0.0.1:1"), target("http://127.0.0.1:2")], steps_first=True)
+
+
+async def test_whoever_quits_does_not_wait_for_looks_at_servers():
+    """The last messages of the screen come by the loop that a thousand servers keep busy: these are left first."""
+    async with serving(StandIn("vllm"), StandIn("vllm")) as servers:
+        attach = fleet(*servers)
+        app = PagedTop(attach, Look(), frames=False)
+        async with app.run_test(size=(160, 30)):
+            screen = App(app, None)
+            await screen.until(lambda: "vLLM" in screen.row("s0") and "vLLM" in screen.row("s1"))
+            watching = attach._watching
+            app.exit(0)
+            assert app._following.is_cancelled  # at once: before any of the turns that ending the screen takes
+        assert watching.cancelling()
+        await attach.close()

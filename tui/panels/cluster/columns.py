@@ -48,6 +48,8 @@ def _count(value: Value) -> str:
 
 
 def _rate(value: Value) -> str:
+    if isinstance(value, str):
+        return value
     number = _number(value)
     return f"{number:.1f}" if number is not None and 0 < number < 9.95 else _count(number)
 
@@ -77,11 +79,13 @@ def _told(of: Callable[[WorkerState], float]) -> tuple[Of, Callable[[ClusterView
 
 
 def _paced(counter: str) -> tuple[Of, Callable[[ClusterView, Sequence[WorkerState]], Value]]:
-    """A counter's growth a second, and the sum of those that are known."""
+    """A counter's growth a second, and the sum: at least so much, where one's is not known yet."""
 
     def total(view: ClusterView, workers: Sequence[WorkerState]) -> Value:
         rates = [rate for worker in workers if (rate := view.rate(worker, counter)) is not None]
-        return sum(rates) if rates else None
+        if not rates:
+            return None
+        return sum(rates) if len(rates) == len(workers) else f"{_rate(sum(rates))}+"
 
     return lambda view, worker: view.rate(worker, counter), total
 

@@ -74,6 +74,8 @@ def draw(frame: Frame, width: int, height: int, look: Look) -> list[Line]:
     changes = _changes(colocated, separated, inner, look)
     if room - len(body) > len(changes):
         body.append([])
+    elif room - len(body) < len(changes):
+        del changes[0]  # the arrows say as much
     body += changes
     if several and room > len(body) + 1:
         body += [[], [(" p50, p99, max: the worst worker's", "dim")]]
@@ -149,15 +151,21 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _changes(colocated: Interference, separated: Interference, inner: int, look: Look) -> list[Line]:
-    """What can be said exactly of both: each figure before and after."""
+    """Each figure of both. The longest is of the newest steps alone, as all but numbers and means are."""
     arrow = f" {look.glyphs.arrow} "
     pairs = [
+        ("", "colocated", "separate"),
         ("with a prefill", figures.percent(mixed_share(colocated)), figures.percent(mixed_share(separated))),
         ("mean step", figures.seconds(mean(colocated)), figures.seconds(mean(separated))),
-        ("longest", figures.seconds(longest(colocated)), figures.seconds(longest(separated))),
+        ("longest, newest", figures.seconds(longest(colocated)), figures.seconds(longest(separated))),
     ]
     return [
-        [(f" {name:<{max(_NAME, _name(inner)) - 1}}", "dim"), (before, "value"), (arrow, "dim"), (after, "value")]
+        [
+            (f" {name:<{max(_NAME, _name(inner)) - 1}}", "dim"),
+            (f"{before:>9}", "value" if name else "dim"),
+            (arrow, "dim"),
+            (after, "value" if name else "dim"),
+        ]
         for name, before, after in pairs
     ]
 

@@ -15,13 +15,15 @@ from tui.view import Frame
 KEYS: tuple[Key, ...] = ()
 _CELL = 36  # cells of a figure with its name
 _MEANING = {
-    "decisions": "requests that were sent to a worker",
+    "decisions": "choices of a worker: up to three for a request that is handed over, of whom decodes it, of whom "
+    "prefills it, and once more of whom decodes it",
     "mean": "seconds that one decision took, on average",
     "by prefix": "went where most of their prompt is cached",
     "bounded": "would have, but that worker had too much to do",
-    "local": "were prefilled where they decode, though there is a prefill pool: short, or mostly cached there",
-    "handed over": "were prefilled by one worker and go on in another",
-    "recovered": "went on elsewhere after their worker died or was drained",
+    "local": "requests prefilled where they decode, though there is a prefill pool: short, or mostly cached there; the "
+    "share is of these and of those handed over",
+    "handed over": "requests prefilled by one worker, to go on in another",
+    "recovered": "requests that went on elsewhere after their worker died or was drained",
     "imbalance": "of the tokens sent to each worker that takes prompts, the most over the mean",
     "indexed": "blocks that are known to be cached somewhere",
 }
@@ -53,20 +55,21 @@ def mean(router: RouterState) -> str:
 
 
 def _figures(view: ClusterView) -> list[tuple[str, str, str]]:
-    """Names, values, and what they are of all decisions."""
+    """Names, values, and what they are of all decisions, or of all requests that may be handed over."""
     router = view.state.router
+    apart = router.local + router.handed_over  # requests that could be either: decisions are more of the same ones
 
-    def share(count: int) -> str:
-        return figures.percent(figures.ratio(count, router.decisions)) if router.decisions else ""
+    def share(count: int, whole: int) -> str:
+        return figures.percent(figures.ratio(count, whole)) if whole else ""
 
     rate = view.decisions_rate()
     return [
         ("decisions", figures.count(router.decisions), f"{rate:.1f}/s" if rate is not None else ""),
         ("mean", mean(router), ""),
-        ("by prefix", figures.count(router.by_prefix), share(router.by_prefix)),
-        ("bounded", figures.count(router.bounded), share(router.bounded)),
-        ("local", figures.count(router.local), share(router.local)),
-        ("handed over", figures.count(router.handed_over), share(router.handed_over)),
+        ("by prefix", figures.count(router.by_prefix), share(router.by_prefix, router.decisions)),
+        ("bounded", figures.count(router.bounded), share(router.bounded, router.decisions)),
+        ("local", figures.count(router.local), share(router.local, apart)),
+        ("handed over", figures.count(router.handed_over), share(router.handed_over, apart)),
         ("imbalance", f"{router.imbalance:.2f}" if router.imbalance is not None else figures.NOT_MEASURED, ""),
         ("indexed", f"{router.indexed_blocks:,} blocks", ""),
         ("recovered", figures.count(router.recovered), ""),

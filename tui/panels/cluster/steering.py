@@ -33,8 +33,8 @@ def steer(frame: Frame, what: str) -> Reaction:
         case "local_prefill":
             return ask("local_prefill", control)
         case "size":
-            label = ask(SIZES[role], control)
-            return Ask("size", f"{label.label}; of another pool: {_other(role)} 2", label.value)
+            asked = ask(SIZES[role], control)
+            return Ask("size", f"{asked.label}, or as in '{_other(role)} 2' of another pool", asked.value)
     try:
         return Change(dict(scaled(role, 1 if what == "more" else -1, control)))
     except ValueError as error:

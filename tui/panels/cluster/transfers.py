@@ -24,8 +24,10 @@ _PHASES: dict[TransferPhase, str] = {  # roles of each
 }
 ROOMY = 54  # cells from which on figures have columns
 WHEEL_ROWS = 3
-_NAME, _WAY = 9, 28  # cells of a worker's name, and of a request's with those of both workers
-_WIDTHS = (6, 8, 8, 8, 6)  # of the figures behind them
+_NAME, _WAY = 9, 28  # cells of a worker's name, and at least of a request's with those of both workers
+_LONGEST_WAY = 34
+_WIDTHS = (7, 8, 8, 8, 6)  # of the figures behind them
+LEAST_BYTES = 1 << 20  # from which on bytes a second are a speed: what moves less takes the time of being told of it
 answer = steering.answer
 
 
@@ -65,12 +67,12 @@ def _phases(flying: Sequence[TransferState]) -> str:
 
 
 def _totals(view: ClusterView) -> list[Line]:
-    """All that came since the workers' names were first used."""
+    """All that came to the workers that there are: what one did that is gone, is gone with it."""
     came = [worker.received for worker in view.state.workers]
     sent = [worker.sent for worker in view.state.workers]
     requests, nbytes = sum(one.requests for one in came), sum(one.nbytes for one in came)
     failed, expired = sum(one.failed for one in (*came, *sent)), sum(one.expired for one in (*came, *sent))
-    parts: list[Line] = [[(f" {requests:,} in all, {figures.size(nbytes)} ", "dim")]]
+    parts: list[Line] = [[(f" {requests:,} came to these workers, {figures.size(nbytes)} ", "dim")]]
     if failed:
         parts.append([(f" {failed:,} failed ", "bad")])
     if expired:
@@ -88,7 +90,7 @@ def _lines(view: ClusterView, inner: int, look: Look) -> list[Line]:
     if flying:
         words = "in flight" if roomy else _phases(flying)
         out.append(_heads(words, ("blocks", "bytes", "age", "phase", ""), inner))
-        out += [_flying(one, inner, look) for one in flying]
+        out += [_flying(view, one, inner, look) for one in flying]
     if done:
         words = "ended, the newest first" if roomy else "ended"
         out.append(_heads(words, ("blocks", "bytes", "waited", "moved", "MB/s"), inner))
@@ -99,13 +101,19 @@ def _lines(view: ClusterView, inner: int, look: Look) -> list[Line]:
 def _heads(words: str, heads: tuple[str, ...], inner: int) -> Line:
     if inner < ROOMY:
         return [(f" {words}", "title")]
-    return [(f" {words:<{_WAY - 1}}"[:_WAY], "title"), *_cells(heads, "dim", inner)]
+    way = _cells_of_way(inner)
+    return [(f" {words:<{way - 1}}"[:way], "title"), *_cells(heads, "dim", inner)]
+
+
+def _cells_of_way(inner: int) -> int:
+    """What the figures leave, for an id that can be told from others."""
+    return min(_LONGEST_WAY, max(_WAY, inner - sum(_WIDTHS) - 1))
 
 
 def _cells(texts: tuple[str, ...], role: str, inner: int) -> Line:
     """Figures under their heads, as many as there is room for."""
     out: Line = []
-    left = inner - _WAY
+    left = inner - _cells_of_way(inner)
     for text, width in zip(texts, _WIDTHS, strict=True):
         if width > left:
             break
@@ -114,20 +122,25 @@ def _cells(texts: tuple[str, ...], role: str, inner: int) -> Line:
     return out
 
 
-def _way(request: str, source: str, target: str, look: Look) -> str:
+def _way(request: str, source: str, target: str, inner: int, look: Look) -> str:
     """Which request, from where to where: names differ at their ends."""
     target = clean(target) if target else look.glyphs.dash
     names = [
         name if len(name) <= _NAME else name[:3] + look.glyphs.more[0] + name[len(name) - _NAME + 4 :]
         for name in (clean(source), target)
     ]
-    cells = _WAY - 2 * _NAME - 4
+    cells = _cells_of_way(inner) - 2 * _NAME - 4
     return f" {short_id(request, cells):<{cells}} {names[0]:>{_NAME}}{look.glyphs.arrow}{names[1]:<{_NAME}}"
 
 
-def _flying(one: TransferState, inner: int, look: Look) -> Line:
-    line: Line = [(f"{_way(one.request, one.source, one.target, look):<{_WAY}}", "text")]
-    age, role = figures.seconds(one.age), _PHASES[one.phase]
+def _age(view: ClusterView, one: TransferState) -> str:
+    """Since the offer, also while nothing new is told of it."""
+    return figures.seconds(one.age + view.now - view.state.time)
+
+
+def _flying(view: ClusterView, one: TransferState, inner: int, look: Look) -> Line:
+    line: Line = [(_way(one.request, one.source, one.target, inner, look), "text")]
+    age, role = _age(view, one), _PHASES[one.phase]
     if inner < ROOMY:
         return fit([*line, (f"{one.phase[0].upper()}", role), (f"{age:>{max(0, inner - _WAY - 2)}}", "text")], inner)
     line += _cells((f"{one.blocks:,}", _size(one.nbytes), age, "", ""), "text", inner)[:3]
@@ -135,15 +148,19 @@ def _flying(one: TransferState, inner: int, look: Look) -> Line:
 
 
 def _done(one: TransferDone, inner: int, look: Look) -> Line:
-    line: Line = [(f"{_way(one.request, one.source, one.target, look):<{_WAY}}", "dim")]
+    line: Line = [(_way(one.request, one.source, one.target, inner, look), "dim")]
     if one.error:
         words = f" failed: {clean(one.error)}" if inner >= ROOMY else " failed"
         return cut([*line, (words, "bad")], inner, look.glyphs.more)
     if inner < ROOMY:
         return fit([*line, (f"{_size(one.nbytes):>{max(0, inner - _WAY - 1)}}", "text")], inner)
-    speed = f"{one.nbytes / one.moved / 1e6:,.0f}" if one.nbytes and one.moved > 0 else figures.NOT_MEASURED
+    speed = f"{one.nbytes / one.moved / 1e6:,.0f}" if _has_speed(one) else figures.NOT_MEASURED
     waited, moved = figures.seconds(one.waited), figures.seconds(one.moved)
     return fit([*line, *_cells((f"{one.blocks:,}", _size(one.nbytes), waited, moved, speed), "text", inner)], inner)
+
+
+def _has_speed(one: TransferDone) -> bool:
+    return one.nbytes >= LEAST_BYTES and one.moved > 0
 
 
 def _size(nbytes: int) -> str:
@@ -160,7 +177,7 @@ def detail(frame: Frame, inner: int, look: Look) -> tuple[str, list[Line]]:
         target = clean(one.target) or "no worker chosen yet"
         lines.append([(f" {clean(one.request)}", "title"), (f"  {one.phase}", _PHASES[one.phase])])
         words = f"{clean(one.source)} to {target}, {one.blocks:,} blocks, {figures.size(one.nbytes)}"
-        lines.append([(f"   {words}, offered {figures.seconds(one.age)} ago", "text")])
+        lines.append([(f"   {words}, offered {_age(view, one)} ago", "text")])
     for done in reversed(view.state.recent):
         lines.append([(f" {clean(done.request)}", "title"), ("  failed" if done.error else "  done", "dim")])
         words = f"{clean(done.source)} to {clean(done.target) or 'nobody'}, {done.blocks:,} blocks"

@@ -145,7 +145,10 @@ def _lines(view: ClusterView, workers: _Table, pool: _Pool, focus: ClusterFocus,
     for index, worker in enumerate(pool.rows[pool.shown.rows], pool.shown.top):
         out.append(_row(view, pool, worker, here and index == workers.at, look))
     if not pool.rows:
-        told = f' none with "{clean(focus.filter)}"' if pool.all else " none yet"
+        wanted = getattr(view.control, SIZES[pool.role])
+        told = (
+            f' none with "{clean(focus.filter)}"' if pool.all else " none yet" if wanted else " none, and none wanted"
+        )
         out.append([(told, "dim")])
     out += [[] for _ in range(lines - 1 - len(out))]
     return [fit(line, pool.width) for line in [*out[: lines - 1], _total(view, pool, look)]]
