@@ -262,6 +262,20 @@ async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
         await settle(cluster)
 
 
+async def test_nobody_waits_for_an_engine_when_the_server_stops(monkeypatch):
+    monkeypatch.setattr(dispatcher, "PATIENCE", 1e9)
+    async with running(ClusterControl(replicas=1)) as cluster:
+        asked = Asked(cluster, "r", [5], sampling(3000), 1)
+        cluster.end()
+        core = named(cluster, "replica-0").core
+        assert core is not None
+        core.kill()
+        (heard,) = await asked.ended()
+        assert heard.finished == "error"
+        assert "SIGKILL" in heard.error
+        assert "no decode worker or replica can serve now" in heard.error
+
+
 async def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):
     monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.0)
     cluster = Cluster(TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=1))
