@@ -109,8 +109,8 @@ def _of_engine(engine: dict[str, Any]) -> list[str]:
         told.append(f"The cluster was changed during the run: {', '.join(f'{n} {v}' for n, v in changed.items())}.")
     if again := engine.get("continued_requests"):
         told.append(
-            f"{again:,} requests went on in another engine. The server's metrics count their prompts and lookups in "
-            "both; where client and server are laid beside each other they count once."
+            f"{again:,} requests went on in another engine. The server's metrics count them, their prompts and "
+            "lookups in both; where client and server are laid beside each other they count once."
         )
     if lost := engine["records_lost"]:
         told.append(f"{lost} step records were lost: means and peaks of the engine lack them.")

@@ -29,8 +29,10 @@ from loadgen.results.run_file import RunFile
 
 Measure = Callable[[Side, int, Path], Awaitable[RunFile]]
 FIVE_PERCENT = 0.05
+TOO_FEW_REPEATS = "fewer than 3 repeats tell too little of its uncertainty"
 LEAST_REPEATS = 3  # two have an interval too, of which the ends differ by some powers of ten
 _NUMBERS = re.compile(r"[\d.,]+")
+_PERCENTILE = re.compile(r"p(\d+)_(\w+)_ms")
 PARTS = ("summary", "engine", "settings")  # whose numbers have ratios
 Key = tuple[int, int]  # a session's place in the trace, and a turn of it
 
@@ -55,6 +57,22 @@ class Figure:
         part = classes["of"].get(self.of, {}) if self.of else document["summary"]
         value: float | None = part.get(self.shown)
         return value
+
+    def values(self, document: Document) -> int | None:
+        """How many values its percentile is of; None: it is no percentile of a class of latencies."""
+        percentile = _PERCENTILE.fullmatch(self.shown)
+        if percentile is None:
+            return None
+        classes = document.get("classes") or {"of": {}}
+        part = classes["of"].get(self.of, {}) if self.of else document["summary"]
+        count: int | None = part.get(f"count_{percentile[2]}")
+        return count
+
+    @property
+    def least_values(self) -> int:
+        """Of how many values its percentile is not merely the greatest: 10 for a p90, 100 for a p99."""
+        percentile = _PERCENTILE.fullmatch(self.shown)
+        return 1 if percentile is None else round(100 / (100 - int(percentile[1])))
 
     @property
     def milliseconds(self) -> bool:
@@ -121,6 +139,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     found_from: float | None = None
     repeats_for_5_percent: int | None = None
     untold: str | None = None
+    few_values: int | None = None  # of how few its percentile is in one of the runs, where that is too few
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +217,29 @@ def tail_verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
     together; of the others there are only the changes."""
     figures = tail_figures(repeats)
     decided = {figure for figure in figures if figure.shown in _DECIDED[figure.of]}
-    return verdicts(repeats, [*figures, THROUGHPUT], {*decided, THROUGHPUT})
+    too_few = {figure for figure in decided if few(figure, repeats) is not None}
+    return verdicts(repeats, [*figures, THROUGHPUT], {*decided, THROUGHPUT}, too_few)
+
+
+def few(figure: Figure, repeats: Sequence[Repeat]) -> int | None:
+    """Of how few values a percentile is in one of the runs, where that is too few; else None."""
+    counts = [figure.values(document) for repeat in repeats for document in (repeat.a, repeat.b)]
+    least = min((count for count in counts if count is not None), default=None)
+    return least if least is not None and least < figure.least_values else None
 
 
 def verdicts(
-    repeats: Sequence[Repeat], among: Sequence[Figure] = FIGURES, decided: Collection[Figure] = FIGURES
+    repeats: Sequence[Repeat],
+    among: Sequence[Figure] = FIGURES,
+    decided: Collection[Figure] = FIGURES,
+    too_few: Collection[Figure] = (),
 ) -> list[Verdict]:
-    """What the repeats say of each figure that a side has; those `decided` on are told with their uncertainty."""
+    """What the repeats say of each figure that a side has; those `decided` on are told with their uncertainty, but for
+    percentiles of `too_few` values: how far these are off, repeats do not tell."""
     figures = [figure for figure in among if any(_shown(figure, repeats))]
     means: dict[Figure, Mean] = {}
     for figure in figures:
-        if figure not in decided:
+        if figure not in decided or figure in too_few:
             continue
         values = [repeat.changes[figure.name] for repeat in repeats]
         told = [value for value in values if value is not None]
@@ -244,7 +275,11 @@ def _verdict(
         change=back(statistics.fmean(told)) if told else None,
     )
     if mean is None:
-        return replace(verdict, untold=_untold(values)) if decided else verdict
+        return (
+            replace(verdict, untold=_untold(figure, repeats, values), few_values=few(figure, repeats))
+            if decided
+            else verdict
+        )
     error_rate = ERROR_RATE if decision is None else decision.error_rate
     low, high = mean.interval(error_rate)
     deviation = mean.error * math.sqrt(mean.repeats)
@@ -265,10 +300,12 @@ def _same(value: float) -> float:
     return value
 
 
-def _untold(values: Sequence[float | None]) -> str:
+def _untold(figure: Figure, repeats: Sequence[Repeat], values: Sequence[float | None]) -> str:
     lacking = sum(value is None for value in values)
+    if not lacking and len(values) < LEAST_REPEATS:
+        return TOO_FEW_REPEATS
     if not lacking:
-        return f"fewer than {LEAST_REPEATS} repeats tell too little of its uncertainty"
+        return f"a run has {few(figure, repeats)} of the {figure.least_values} values that it takes"
     if lacking == len(values):
         return "a side has none, or it is among its failed requests"
     return f"in {lacking} of {len(values)} repeats a side has none, or it is among its failed requests"

@@ -81,6 +81,11 @@ def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
     """What a reader must know of how the sides were measured."""
     urls = {side.settings.url for side in sides}
     told = []
+    if (sides[0].pools is None) != (sides[1].pools is None):
+        alone = next(side for side in sides if side.pools is None)
+        told.append(
+            f"resources are not equal: every worker of a cluster has KV memory of its own, {alone.name} has one"
+        )
     if _is_started_once(sides):
         told.append("one cluster for both sides, switched while it ran; its prefix caches were emptied before each run")
     elif None in urls:
@@ -123,6 +128,10 @@ def _report(
             write_json("--json", arguments.json, found)
 
 
+def _by_side(repeats: Sequence[Repeat]) -> tuple[list[Document], list[Document]]:
+    return [repeat.a for repeat in repeats], [repeat.b for repeat in repeats]
+
+
 def _print_alone(run: RunFile, name: str, stopped: bool, plots: bool) -> None:
     """The report of the one run that there is."""
     out = stdout()
@@ -142,5 +151,6 @@ def _print(repeats: Sequence[Repeat], found: Document, names: tuple[str, str], o
         of_tails = tail_verdicts(repeats)
         for table in fitting(tail_table(of_tails, split_of(found["a"])), out, least_names=9):
             out.print(table)
-        out.print(plain_verdict(of_tails, names), markup=False, highlight=False)
+        failed = tuple(sum(side["summary"]["failed"] for side in sides) for sides in _by_side(repeats))
+        out.print(plain_verdict(of_tails, names, (failed[0], failed[1])), markup=False, highlight=False)
     out.print(f"Conditions: {found['conditions']}.", markup=False, highlight=False)

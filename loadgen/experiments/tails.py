@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.experiments.compare import LEAST_REPEATS, TAILS, THROUGHPUT, Figure, Verdict
+from loadgen.experiments.compare import LEAST_REPEATS, TAILS, THROUGHPUT, TOO_FEW_REPEATS, Figure, Verdict
 from loadgen.metrics.classes import LONG, SHORT
 from loadgen.results.document import Document
 from loadgen.results.tables import Table, text
@@ -31,12 +31,23 @@ def tail_table(verdicts: Sequence[Verdict], split: int | None) -> Table:
     return Table("Tails", rows, ("", "A", "B", "B / A", "between", "differs"), tuple(caption))
 
 
-def plain_verdict(verdicts: Sequence[Verdict], names: tuple[str, str]) -> str:
-    """What B is against A by the figures that were decided on, and what it buys at which price."""
+def plain_verdict(verdicts: Sequence[Verdict], names: tuple[str, str], failed: tuple[int, int] = (0, 0)) -> str:
+    """What B is against A by the figures that were decided on, and what it buys at which price. `failed`: requests of
+    each, all repeats together."""
     a, b = names
     decided = [verdict for verdict in verdicts if verdict.differs is not None or verdict.untold is not None]
+    if not decided:
+        return f"{b}: nothing was measured that both sides have."
     told = "; ".join(_said(verdict, a) for verdict in decided)
-    return f"{b}: {told}: {_bought(decided)}."
+    return f"{b}: {told}: {_bought(decided)}.{_failed(names, failed)}"
+
+
+def _failed(names: tuple[str, str], failed: tuple[int, int]) -> str:
+    """Requests that are in no ITL, and whose work the others did not have beside them."""
+    if not any(failed):
+        return ""
+    told = " and ".join(f"{count:,} with {name}" for name, count in zip(names, failed, strict=True))
+    return f" Requests failed, {told}: what these would have taken from the others, no figure shows."
 
 
 def split_of(document: Document | None) -> int | None:
@@ -59,20 +70,24 @@ def _said(verdict: Verdict, a: str) -> str:
     how = "of" if verdict.change < 0 else "times"
     unit = " ms" if figure.milliseconds else ""
     unshown = "" if verdict.differs else ", not shown"
+    if verdict.few_values is not None:
+        unshown += f" by {verdict.few_values:,} values where {figure.least_values} are needed"
     return f"{verdict.title}, {ratio} {how} {a}'s ({text(verdict.b)} against {text(verdict.a)}{unit}{unshown})"
 
 
 def _bought(decided: Sequence[Verdict]) -> str:
     """What is shown to be better, what is not, and what is shown to be worse."""
     if all(verdict.differs is None for verdict in decided):
-        return f"nothing is shown by fewer than {LEAST_REPEATS} whole repeats"
+        of_repeats = any(verdict.untold == TOO_FEW_REPEATS for verdict in decided)
+        return "nothing is shown" + (f" by fewer than {LEAST_REPEATS} whole repeats" if of_repeats else "")
     gains = [_group(_FIGURES[verdict.figure]) for verdict in decided if verdict.differs and _better(verdict)]
     losses = [_group(_FIGURES[verdict.figure]) for verdict in decided if verdict.differs and not _better(verdict)]
     throughput = _group(THROUGHPUT)
     price = f", at the price of {_and(losses)}" if losses else ""
     if not gains:
         return f"no gain is shown{f', and it costs {_and(losses)}' if losses else ''}"
-    not_throughput = "" if throughput in (*gains, *losses) else f", not {throughput}"
+    held = any(_FIGURES[verdict.figure] is THROUGHPUT and verdict.differs is False for verdict in decided)
+    not_throughput = f", a difference in {throughput} is not shown" if held else ""
     return f"it buys {_and(gains)}{not_throughput}{price}"
 
 

@@ -48,7 +48,7 @@ def test_what_is_shown_is_bought_at_a_price(tmp_path: Path) -> None:
     assert " of colocated's (" in said
     assert "TTFT of short prompts, p90, " in said
     assert " times colocated's (" in said
-    assert said.endswith(f"it buys ITL tails of short prompts, not throughput, {price}")
+    assert said.endswith(f"it buys ITL tails of short prompts, a difference in throughput is not shown, {price}")
     assert "output tokens/s: a difference is not shown" in said
 
 
@@ -68,6 +68,33 @@ def test_intervals_that_overlap_show_nothing(tmp_path: Path) -> None:
 def test_too_few_repeats_show_nothing(tmp_path: Path) -> None:
     said = plain_verdict(tail_verdicts(measured(tmp_path, 2, token=0.3)), NAMES)
     assert said.endswith(": nothing is shown by fewer than 3 whole repeats.")
+
+
+def test_a_percentile_of_a_few_values_shows_nothing(tmp_path: Path) -> None:
+    """40 requests, 10 of them long: a p90 of these is one value's, and of 4 it would be the greatest."""
+    repeats = measured(tmp_path, 6, token=0.3, first=2.0)
+    (whole,) = [one for one in tail_verdicts(repeats) if one.title == "TTFT of long prompts, p90"]
+    assert (whole.differs, whole.few_values) == (True, None)
+    repeats[2].b["classes"]["of"]["long"]["count_ttft_scheduled"] = 4
+    verdicts = tail_verdicts(repeats)
+    (few,) = [one for one in verdicts if one.title == "TTFT of long prompts, p90"]
+    assert (few.differs, few.low, few.few_values) == (None, None, 4)
+    assert few.untold == "a run has 4 of the 10 values that it takes"
+    said = plain_verdict(verdicts, NAMES)
+    assert "not shown by 4 values where 10 are needed" in said
+    assert said.endswith("at the price of TTFT tails of short prompts.")
+
+
+def test_failures_are_told_beside_the_tails(tmp_path: Path) -> None:
+    said = plain_verdict(tail_verdicts(measured(tmp_path, 3)), NAMES, (0, 7))
+    assert "Requests failed, 0 with colocated and 7 with separated: " in said
+
+
+def test_a_reason_that_is_not_the_number_of_repeats_is_not_said_to_be(tmp_path: Path) -> None:
+    verdicts = [replace(one, change=None, low=None, high=None, differs=None, untold="a side has none")
+                for one in tail_verdicts(measured(tmp_path, 3)) if one.differs is not None]  # fmt: skip
+    assert plain_verdict(verdicts, NAMES).endswith("not told, a side has none: nothing is shown.")
+    assert plain_verdict([], NAMES) == "separated: nothing was measured that both sides have."
 
 
 def test_a_row_for_each_percentile_of_each_class(tmp_path: Path) -> None:
