@@ -26,7 +26,7 @@ from engine.cli import (
     unicode_text,
     unusable,
 )
-from engine.cluster.options import add_cluster, check_cluster, chosen_cluster, fault, host_memory
+from engine.cluster.options import add_cluster, check_alone, check_cluster, chosen_cluster, fault, host_memory
 from engine.cluster.protocol import ClusterControl
 from engine.config import DEFAULT_KV_MEMORY, EngineConfig
 from engine.keys import KeyDigest, key, read_keys
@@ -317,8 +317,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         config, cluster = configuration(arguments), chosen_cluster(arguments)
         if cluster is not None:
             check_cluster(config, cluster)
-        elif any(":" in one for one in config.faults):
-            raise argparse.ArgumentTypeError("--fault: names a worker, and this is no cluster")
+        else:
+            check_alone(arguments)
+            if any(":" in one for one in config.faults):
+                raise argparse.ArgumentTypeError("--fault: names a worker, and this is no cluster")
     except argparse.ArgumentTypeError as error:
         return unusable(str(error))
     if arguments.fault:

@@ -73,6 +73,18 @@ def chosen_cluster(arguments: argparse.Namespace) -> ClusterControl | None:
     return control
 
 
+def check_alone(arguments: argparse.Namespace) -> None:
+    """Raises ArgumentTypeError for what one engine alone would pass over."""
+    usual = ClusterControl()
+    for flag, given in (
+        ("--routing", arguments.routing != usual.routing),
+        ("--local-prefill", arguments.local_prefill != usual.local_prefill),
+        ("--lease-seconds", arguments.lease_seconds != EngineConfig().lease_seconds),
+    ):
+        if given:
+            raise argparse.ArgumentTypeError(f"{flag}: needs several engines (--prefill, --decode, --replicas)")
+
+
 def check_cluster(config: EngineConfig, control: ClusterControl) -> None:
     """Raises ArgumentTypeError for what several engines cannot share."""
     if config.kv_events is not None:

@@ -16,6 +16,9 @@ FIELDS: dict[Role, Literal["prefill", "decode", "replicas"]] = {
 SERVING: tuple[Role, ...] = ("decode", "replica")  # who can end what a request wants
 
 
+PROCESS_BYTES = 200 << 20  # that an engine's process takes beside its KV, with the smallest model (205 MB measured)
+
+
 class ClusterControlError(ValueError):
     """A control that a cluster cannot take; the message names the field and what is allowed."""
 
@@ -59,11 +62,11 @@ def check(control: ClusterControl) -> None:
 def too_much(control: ClusterControl, each: int, memory: int) -> str:
     """Why a machine with so many bytes of memory cannot have such workers, `each` with so many for KV; "" if it can."""
     workers = total(control)
-    if workers * each <= memory:
+    if workers * (each + PROCESS_BYTES) <= memory:
         return ""
     return (
-        f"{workers} engines with {each / 2**30:.1f} GiB each, swap space included, need more than this machine's "
-        f"{memory / 2**30:.1f} GiB"
+        f"{workers} engines with {each / 2**30:.1f} GiB each, swap space included, and {PROCESS_BYTES >> 20} MiB for "
+        f"its process, need more than this machine's {memory / 2**30:.1f} GiB"
     )
 
 

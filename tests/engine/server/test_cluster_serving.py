@@ -272,6 +272,10 @@ def test_what_makes_no_sense_is_told_by_its_flag(options, told):
     [
         (("--prefill", "2"), "--decode: must be at least 1"),
         (("--fault", "decode-0:exit@3"), "--fault: names a worker, and this is no cluster"),
+        (("--routing", "round_robin"), "--routing: needs several engines"),
+        (("--local-prefill", "0"), "--local-prefill: needs several engines"),
+        (("--lease-seconds", "5"), "--lease-seconds: needs several engines"),
+        (("--replicas", "1024", "--kv-memory", "1MiB"), "--kv-memory: 1024 engines with 0.0 GiB each, swap space"),
     ],
 )
 def test_it_is_one_line_and_exit_code_2(options, told):
