@@ -175,3 +175,11 @@ async def test_whoever_is_cancelled_while_a_core_starts_leaves_none_behind() -> 
     may_start.set()
     while not stopped.is_set():
         await asyncio.sleep(0.001)
+
+
+async def test_starts_that_wait_take_no_threads_from_others() -> None:
+    may_go_on = threading.Event()
+    starting = [asyncio.create_task(started(may_go_on.wait)) for _ in range(50)]
+    await asyncio.wait_for(asyncio.to_thread(lambda: None), 60)
+    may_go_on.set()
+    assert await asyncio.gather(*starting) == [True] * 50

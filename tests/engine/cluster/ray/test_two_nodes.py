@@ -59,11 +59,13 @@ pools:
   decode: {workers: 2, resources: {decode_host: 1}}
 """
 # A node that is gone is missed after a second or two; one whose cores are busy is not taken for gone.
-HEALTH = {
+RAYS = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 300,
     "health_check_timeout_ms": 1500,
     "health_check_failure_threshold": 5,
+    "kill_worker_timeout_milliseconds": 500,  # that one that hangs has, before it is ended
+    "memory_monitor_refresh_ms": 0,  # it ends actors where others have taken the machine's memory
 }
 
 
@@ -80,7 +82,7 @@ class Nodes:
                 "include_dashboard": False,
                 "include_log_monitor": False,
                 "no_monitor": True,  # who would ask for machines
-                "_system_config": HEALTH,
+                "_system_config": RAYS,
             },
         )
         self.address = self._cluster.address
