@@ -77,9 +77,9 @@ class _Listening(PoolSimulator):
         self.router.take = taking  # type: ignore[method-assign]
 
 
-def simulated(engines: int) -> tuple[Made, list[Record]]:
-    """What so many engines tell, together, and the records of one alone."""
-    trace = with_new_sessions(read_trace(TRACE), REQUESTS * engines)
+def simulated(engines: int, requests: int) -> tuple[Made, list[Record]]:
+    """What so many engines tell, together, and the records of one alone; `requests` are of each."""
+    trace = with_new_sessions(read_trace(TRACE), requests * engines)
     settings = Settings(
         control=Control(),
         block_size=16,
@@ -100,7 +100,7 @@ def simulated(engines: int) -> tuple[Made, list[Record]]:
         prediction.throughput.steps,
         pools.news,
     )
-    alone = Simulator(trace[:REQUESTS], msgspec.structs.replace(settings, requests=REQUESTS, crowd=CROWD))
+    alone = Simulator(trace[:requests], msgspec.structs.replace(settings, requests=requests, crowd=CROWD))
     records: list[Record] = []
     step = alone.core.step
 
@@ -169,8 +169,8 @@ def _front(url: str) -> psutil.Process:
     raise RuntimeError(f"nobody of this process's children listens at {url}")
 
 
-def measure(engines: int, streams: int, length: int) -> Parts:
-    made, records = simulated(engines)
+def measure(engines: int, requests: int, streams: int, length: int) -> Parts:
+    made, records = simulated(engines, requests)
     texts, frames = [encode(record) for record in records], [msgspec.msgpack.encode(news) for news in made.news]
     names = sum(len(news.stored) + len(news.removed) for news in made.news)
     trace = read_trace(TRACE)
@@ -202,10 +202,11 @@ def report(parts: Parts) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--engines", type=between(1, 1000), default=ENGINES, metavar="N", help="default: %(default)s")
+    parser.add_argument("--requests", type=between(1, 10_000), default=REQUESTS, metavar="N", help="of each engine")
     parser.add_argument("--streams", type=between(1, 512), default=64, metavar="N", help="default: %(default)s")
     parser.add_argument("--tokens", type=between(2, 1000), default=100, metavar="N", help="of each (default: 100)")
     options = parser.parse_args(argv)
-    print(report(measure(options.engines, options.streams, options.tokens)))
+    print(report(measure(options.engines, options.requests, options.streams, options.tokens)))
 
 
 if __name__ == "__main__":
