@@ -74,6 +74,7 @@ WAYS = (
     Way("one engine, prompts in one step", None, False),
     Way("one engine, prompts in chunks", None, True),
 )
+CLUSTER = tuple(way for way in WAYS if way.pools is not None)
 CHATS, LONG = "chats", "long prompts"
 ITLS = {
     f"ITL of chats, {name} (ms)": percent for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
@@ -118,20 +119,22 @@ def figures(records: Iterable[RequestRecord], window: tuple[float, float], speed
 
 
 class Measuring:
-    """Runs against a cluster of two workers and an engine of two threads, which are both there all the time."""
+    """Runs against a cluster of two workers and an engine of two threads, which are there all the time."""
 
     def __init__(self, model: str, folder: Path, say: Callable[[str], None]) -> None:
         self._model, self._folder, self._say = model, folder, say
         self._bench = Bench(Console(file=io.StringIO()), Interrupt(), NO_KEYS)
         self._urls: dict[bool, str] = {}  # by whether it is the cluster
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Raises `EngineStartError`."""
+    async def start(self, stack: AsyncExitStack, ways: Sequence[Way]) -> None:
+        """What these ways need. Raises `EngineStartError`."""
         common = ["--model", self._model, "--max-model-len", "4096", "--max-num-seqs", "256"]
         for cluster, threads, more in (
             (True, 1, ["--prefill", "1", "--decode", "1", "--kv-memory", KV_MEMORY]),
             (False, 2, ["--kv-memory", "4GiB"]),
         ):
+            if not cluster and all(way.pools is not None for way in ways):
+                continue
             os.environ["OMP_NUM_THREADS"] = str(threads)  # of each worker: it goes before what the engine would choose
             engine = EngineProcess([*common, *more], lambda _: None)
             self._urls[cluster] = (await stack.enter_async_context(engine)).url
@@ -181,13 +184,14 @@ async def measure(options: argparse.Namespace, say: Callable[[str], None]) -> tu
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="separation-")))
         measuring = Measuring(options.model, folder, say)
-        await measuring.start(stack)
+        ways = WAYS if options.ways == "all" else CLUSTER
+        await measuring.start(stack, ways)
         speed = await measuring.speed()
         load = chosen(speed)
         say(f"a long prompt takes {speed.prefill:.2f} s: {load.users} users, {load.rate:.3f} long prompts/s")
         for number in range(1, options.rounds + 1):
             mix = load.mix(options.seconds, TURNS, seed=number)
-            order = WAYS if number % 2 else WAYS[::-1]  # so that a machine that gets slower does so to all
+            order = ways if number % 2 else ways[::-1]  # so that a machine that gets slower does so to all
             done = {}
             for way in order:
                 label = f"{number} of {options.rounds}: {way.name}"
@@ -209,12 +213,15 @@ def ratios(rounds: Sequence[dict[str, Ran]], way: Way, against: Way, title: str)
 def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: argparse.Namespace) -> str:
     """In Markdown."""
     here = machine()
+    ways = [way for way in WAYS if way.name in rounds[0]]
+    one_engine = "; one engine has two threads" if len(ways) > len(CLUSTER) else ""
     lines = [
         "# Prefill and decode in separate pools, 2026-11-30",
         "",
         f"`python -m benchmarks.separation --model {options.model} --seconds {options.seconds:g} --rounds "
-        f"{options.rounds}` on {here['cpu']}, {here['cores']} cores, load {here['load']:.1f} at the end. Two workers "
-        "of one thread each, the same processes in all three ways; one engine has two threads. Medians of "
+        f"{options.rounds} --ways {options.ways}` on {here['cpu']}, {here['cores']} cores, load {here['load']:.1f} at "
+        "the end. Two workers "
+        f"of one thread each, the same processes in all three ways{one_engine}. Medians of "
         f"{len(rounds)} round{'s' * (len(rounds) != 1)}, each way once in each.",
         "",
         f"{load.users} users chat without a pause (prompts of {CHAT_PROMPT} tokens, answers of {CHAT_OUTPUT}), and a "
@@ -224,11 +231,11 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         "as many chats as it takes for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that "
         "p99 is one of them. How many were, is in the last row. The first fifth of each run is left out.",
         "",
-        f"| | {' | '.join(way.name for way in WAYS)} |",
-        f"| --- |{' ---: |' * len(WAYS)}",
+        f"| | {' | '.join(way.name for way in ways)} |",
+        f"| --- |{' ---: |' * len(ways)}",
     ]
     for title in rounds[0][WHOLE.name]:
-        cells = (_cell(title, median(rounds, way, title)) for way in WAYS)
+        cells = (_cell(title, median(rounds, way, title)) for way in ways)
         lines.append(f"| {title} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -238,7 +245,7 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     compared = (P99, CHAT_TTFT, LONG_TTFT, THROUGHPUT)
-    for way in WAYS:
+    for way in ways:
         if way is not SEPARATE:
             cells = (_ratio(ratios(rounds, SEPARATE, way, title)) for title in compared)
             lines.append(f"| {way.name} | {' | '.join(cells)} |")
@@ -278,6 +285,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.separation", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL, help="default: %(default)s")
     parser.add_argument("--seconds", type=number(5, 3600), default=80.0, metavar="S", help="of a run (default: 80)")
+    parser.add_argument("--ways", choices=("all", "cluster"), default="all",
+                        help="cluster: without the one engine of two threads (default: all)")  # fmt: skip
     parser.add_argument("--rounds", type=between(1, 100), default=3, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here, in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures here")

@@ -6,7 +6,19 @@ import argparse
 
 import pytest
 
-from benchmarks.separation import CHATS, P99, STOPPED, THROUGHPUT, WAYS, WHOLE, CannotMeasure, figures, report, verdict
+from benchmarks.separation import (
+    CHATS,
+    CLUSTER,
+    P99,
+    STOPPED,
+    THROUGHPUT,
+    WAYS,
+    WHOLE,
+    CannotMeasure,
+    figures,
+    report,
+    verdict,
+)
 from benchmarks.separation_load import LONG_PROMPT, Load, Speed, chosen, fitted, stopped_share
 from loadgen.mix import mixed
 from loadgen.outcome import Outcome, RequestRecord
@@ -103,8 +115,18 @@ def test_a_p99_without_stops_is_told() -> None:
 
 
 def test_a_column_for_each_way() -> None:
-    options = argparse.Namespace(model="tiny", seconds=20.0, rounds=1)
+    options = argparse.Namespace(model="tiny", seconds=20.0, rounds=1, ways="all")
     told = report(SPEED, Load(100, 0.3), rounds_of((2600, 300, 200)), options)
     (row,) = (line for line in told.splitlines() if line.startswith(f"| {P99} |"))
     assert row.split(" | ")[1:4] == ["2,600", "300.0", "200.0"]
     assert f"TTFT of {CHATS}, p90 (ms)" in told
+
+
+def test_only_the_clusters_ways_are_told_where_only_these_ran() -> None:
+    options = argparse.Namespace(model="tiny", seconds=40.0, rounds=1, ways="cluster")
+    rounds = [{way.name: done[way.name] for way in CLUSTER} for done in rounds_of((2600, 300, 200))]
+    told = report(SPEED, Load(100, 0.3), rounds, options)
+    assert "--ways cluster` on" in told
+    assert "one engine" not in told
+    (row,) = (line for line in told.splitlines() if line.startswith(f"| {P99} |"))
+    assert row.split(" | ")[1:] == ["2,600", "300.0", "200.0 |"]
