@@ -24,6 +24,7 @@ from ray._private import ray_constants
 from ray.cluster_utils import Cluster as TwoNodes
 from ray.exceptions import RayActorError, RayTaskError
 
+from engine import supervisor
 from engine.cluster.cluster import Cluster
 from engine.cluster.cluster_file import ClusterPlan, read_cluster_file
 from engine.cluster.protocol import ClusterControl
@@ -195,11 +196,14 @@ async def front(two_nodes: Nodes, plan: ClusterPlan) -> AsyncIterator[Front]:
         return wrong
 
     RayCore.fill = noted  # type: ignore[method-assign]
+    backing_off = supervisor.BACK_OFF
+    supervisor.BACK_OFF = (0.0, 0.1)
     running = asyncio.create_task(cluster.run())
     bringing = asyncio.create_task(bring_back(cluster, nodes, look=0.1))
     await asyncio.wait_for(cluster.until_complete(), 60)
     yield front
     RayCore.fill = fill  # type: ignore[method-assign]
+    supervisor.BACK_OFF = backing_off
     bringing.cancel()
     await cluster.shutdown(2.0)
     running.cancel()
