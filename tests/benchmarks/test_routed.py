@@ -16,7 +16,9 @@ def test_each_system_prompt_is_asked_equally_often():
 
 def test_a_small_run_says_what_was_found(tmp_path, capsys):
     """Too few requests for the aims: that it says so, or meets them, is told by its exit code."""
-    code = main(["--workers", "2", "--prompts", "6", "--requests", "24", "--clients", "4", "--out", str(tmp_path / "out.md")])
+    code = main(
+        ["--workers", "2", "--prompts", "6", "--requests", "24", "--clients", "4", "--out", str(tmp_path / "out.md")]
+    )
     told = (tmp_path / "out.md").read_text()
     assert capsys.readouterr().out == told
     assert code == ("**missed**" in told)
