@@ -72,7 +72,7 @@ def _scale(arguments: argparse.Namespace) -> int:
         return unusable(str(error))
     from engine.cluster.cluster_server import ClusterServer, NotDone
 
-    server = ClusterServer(arguments.url, shown)
+    server = ClusterServer(arguments.url, shown, arguments.timeout)
     changed = False
     try:
         state, changed = server.change(wanted), True

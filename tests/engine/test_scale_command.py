@@ -81,3 +81,10 @@ def test_a_server_that_is_not_there_is_told(capsys) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert main(["scale", "--decode", "1", "--url", url]) == FAILED
     assert capsys.readouterr().err == f"paged-engine: error: {url} cannot be asked: Connection refused\n"
+
+
+def test_a_server_that_says_nothing_is_waited_for_as_long_as_the_timeout_says(capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["scale", "--decode", "1", "--url", url, "--timeout", "0.1"]) == FAILED
+    assert capsys.readouterr().err == f"paged-engine: error: {url} cannot be asked: nothing came for 1 s\n"
