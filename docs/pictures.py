@@ -14,6 +14,9 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from tui.app import PagedTop
+from tui.attached import Attached
+from tui.cluster.attach import ClusterAttach
+from tui.cluster.player import ClusterPlayer
 from tui.controls import changes
 from tui.look import Look
 from tui.player import Player
@@ -26,6 +29,7 @@ FOLDER = Path(__file__).parent
 DEMO = FOLDER / "demo.jsonl.gz"
 VLLM = FOLDER / "vllm.jsonl.gz"  # a real one, under load, and its KV events
 FLEET = FOLDER / "fleet.jsonl.gz"  # vLLM, llama.cpp and a paged-engine
+CLUSTER = FOLDER / "cluster.jsonl.gz"  # a prefill and a decode worker, colocated and then separate
 _FONT_FROM_THE_NET = re.compile(r',\s*url\("https?://[^"]*"\)\s*format\("[^"]*"\)')
 
 
@@ -72,7 +76,18 @@ async def screen(size: tuple[int, int], recording: Path = DEMO) -> AsyncIterator
 async def servers_picture(recording: Path, size: tuple[int, int], keys: Sequence[str], title: str = "paged-top") -> str:
     """The end of a recording of servers, after these keys."""
     player = SourcePlayer(recording, math.inf)
-    attached = Attach(player=player, clock=player.now)
+    return await _at_its_end(player, Attach(player=player, clock=player.now), size, keys, title)
+
+
+async def cluster_picture(recording: Path, size: tuple[int, int], keys: Sequence[str], title: str = "paged-top") -> str:
+    """The end of a recording of a cluster, after these keys."""
+    player = ClusterPlayer(recording, math.inf)
+    return await _at_its_end(player, ClusterAttach(None, player=player, clock=player.now), size, keys, title)
+
+
+async def _at_its_end(
+    player: SourcePlayer | ClusterPlayer, attached: Attached, size: tuple[int, int], keys: Sequence[str], title: str
+) -> str:
     app = PagedTop(attached, Look(), frames=0)
     try:
         async with app.run_test(size=size) as pilot:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.animate import MOVING, animate
-from docs.pictures import DEMO, FLEET, FOLDER, VLLM, screen, servers_picture, steps_of
+from docs.pictures import CLUSTER, DEMO, FLEET, FOLDER, VLLM, cluster_picture, screen, servers_picture, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ STILLS = (
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a recording of servers: the picture's file, what is played, the size, and the keys that lead there."""
+    """The end of a recording of servers, or of a cluster: the picture's file, what is played, the size, and the keys
+    that lead there."""
 
     name: str
     recording: Path
@@ -40,6 +41,7 @@ ENDINGS = (
     Ending("vllm-160x48.svg", VLLM, (160, 48)),
     Ending("vllm-80x24.svg", VLLM, (80, 24)),
     Ending("fleet-120x16.svg", FLEET, (120, 16)),
+    Ending("cluster-160x48.svg", CLUSTER, (160, 48)),
 )
 
 
@@ -52,7 +54,8 @@ async def make() -> None:
             (FOLDER / still.name).write_text(await shown.picture(), encoding="utf-8")
         print(FOLDER / still.name)
     for ending in ENDINGS:
-        picture = await servers_picture(ending.recording, ending.size, ending.keys)
+        drawn = cluster_picture if ending.recording == CLUSTER else servers_picture
+        picture = await drawn(ending.recording, ending.size, ending.keys)
         (FOLDER / ending.name).write_text(picture, encoding="utf-8")
         print(FOLDER / ending.name)
     await animate(DEMO, MOVING)

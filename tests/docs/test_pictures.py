@@ -97,3 +97,10 @@ def plain(picture):
         if element.tag.endswith("}text") and not element.get("class", "").endswith("-title")
         for text in element.itertext()
     )
+
+
+async def test_a_cluster_is_drawn_from_its_recording():
+    shown = plain(await pictures.cluster_picture(pictures.CLUSTER, (160, 48), ())).replace("\xa0", " ")
+    assert "cluster of 2 workers" in shown
+    assert "came to these workers" in shown
+    assert pictures.CLUSTER.stat().st_size < 100_000
