@@ -40,7 +40,7 @@ TRIALS = {
     "benchmarks.growth": "--model tiny --max-batch 4 --max-context 128 --steps 4",
 }
 FEWER = {"loadgen compare": " --repeat 1", "loadgen sweep": " --sessions 4 --search 1 --steps 2"}
-FEW_CHATS = "--seconds 4 --chat-rate 1 --long-rate 0.5 --long-prompt 300"
+FEW_CHATS = "--seconds 4 --chat-rate 1 --long-rate 0.5 --long-prompt 300 --even"
 MADE = re.compile(r"(?<=[ =])(\w+\.(?:jsonl?|html|csv)|loads)(?= |$)")  # files and folders that commands write and read
 pytestmark = pytest.mark.model
 
