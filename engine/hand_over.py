@@ -30,7 +30,7 @@ from engine.transfer.offer import Offer
 if TYPE_CHECKING:
     from engine.scheduler import Scheduler
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = 300.0
 HAS_ENDED = "the request has ended"
 MOST_FAILURES = 3  # times in a row that nobody can tell whether blocks are still written
 

@@ -261,7 +261,7 @@ class Cluster:
     def _given_up(self, worker: Worker, error: GaveUp) -> None:
         if self._ending or worker.phase == "draining":
             return
-        worker.phase, worker.reason = "dead", str(error)
+        worker.phase, worker.reason = "dead", str(error).removeprefix(f"{worker.name}: ")
         self._router.close(worker.name)
         self._note_change()
         self._last_error = error

@@ -144,7 +144,7 @@ class Pools(msgspec.Struct, frozen=True):
     control: ClusterControl
     link: float
     link_latency: float = 0.0
-    lease_seconds: float = 30.0
+    lease_seconds: float = 300.0
     slo: Slo | None = None
 
 
