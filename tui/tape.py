@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import msgspec
 
 from engine.protocol import Control, Record
 from tui import controls
+from tui.chunk import Chunk
 from tui.fold import EngineFold
 from tui.keyframe import Keyframe
 from tui.lanes import Lanes
@@ -57,38 +57,11 @@ def words(bits: int) -> str:
 
 
 @dataclass(slots=True)
-class _Chunk:
-    """Records from `first` on: compressed as one once there are enough of them."""
-
-    first: int
-    ends: array[int] = field(default_factory=lambda: array("q"))  # of each, in the bytes
-    open: list[bytes] = field(default_factory=list)
-    packed: bytes = b""
-    size: int = 0
-
-    def add(self, data: bytes) -> None:
-        self.size += len(data)
-        self.ends.append(self.size)
-        self.open.append(data)
-
-    def close(self) -> None:
-        self.packed = zlib.compress(b"".join(self.open), 1)
-        self.size = len(self.packed) + 8 * len(self.ends)
-        self.open = []
-
-    def data(self) -> list[bytes]:
-        if not self.packed:
-            return self.open
-        all_of_it = zlib.decompress(self.packed)
-        return [all_of_it[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
-
-
-@dataclass(slots=True)
 class _Reel:
     """A whole keyframe, what was recorded after it without a gap, and keyframes that go on from the first."""
 
     keyframes: list[Keyframe]
-    chunks: list[_Chunk] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     last: int = 0
     size: int = 0  # of the chunks that are closed and the first `settled` keyframes
     settled: int = 0
@@ -118,7 +91,7 @@ class Tape:
         self._event_seqs = array("q")
         self._event_bits = array("B")
         self._cursor: tuple[EngineFold, Lanes] | None = None
-        self._chunk: tuple[_Chunk, list[bytes]] | None = None  # the last one that was read
+        self._chunk: tuple[Chunk, list[bytes]] | None = None  # the last one that was read
 
     @property
     def first(self) -> int:
@@ -152,7 +125,7 @@ class Tape:
         """Take one record; `fold` and `lanes` are as they are after it, `before` is the control until then."""
         reel = self._reels[-1]
         if not reel.chunks or reel.chunks[-1].packed:
-            reel.chunks.append(_Chunk(record.seq))
+            reel.chunks.append(Chunk(record.seq))
         chunk = reel.chunks[-1]
         chunk.add(_pack(record))
         reel.last = record.seq

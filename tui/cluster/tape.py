@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
 
 from engine.cluster.protocol import ClusterState, decode_cluster
+from tui.chunk import Chunk
 
 BUDGET = 64 << 20  # bytes kept in all
 CHUNK = 256 << 10  # bytes of states that are compressed together
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """States from number `first` on: compressed as one once there are enough of them."""
-
-    first: int
-    ends: array[int] = field(default_factory=lambda: array("q"))  # of each, in the bytes
-    open: list[bytes] = field(default_factory=list)
-    packed: bytes = b""
-    size: int = 0
-
-    def add(self, data: bytes) -> None:
-        self.size += len(data)
-        self.ends.append(self.size)
-        self.open.append(data)
-
-    def close(self) -> None:
-        self.packed = zlib.compress(b"".join(self.open), 1)
-        self.size = len(self.packed) + 8 * len(self.ends)
-        self.open = []
-
-    def data(self) -> list[bytes]:
-        if not self.packed:
-            return self.open
-        whole = zlib.decompress(self.packed)
-        return [whole[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
 
 
 class ClusterTape:
@@ -45,10 +17,10 @@ class ClusterTape:
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._budget = budget
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[Chunk] = []
         self._times = array("d")  # of the states kept
         self._events: list[tuple[int, str]] = []  # numbers and words
-        self._unpacked: tuple[_Chunk, list[bytes]] | None = None  # the last one that was read
+        self._unpacked: tuple[Chunk, list[bytes]] | None = None  # the last one that was read
         self.last = 0
 
     @property
@@ -65,7 +37,7 @@ class ClusterTape:
         """A state as it came; `words`: what happened in it, empty: nothing of note."""
         self.last += 1
         if not self._chunks or self._chunks[-1].packed:
-            self._chunks.append(_Chunk(self.last))
+            self._chunks.append(Chunk(self.last))
         chunk = self._chunks[-1]
         chunk.add(data)
         self._times.append(time if not self._times else max(time, self._times[-1]))

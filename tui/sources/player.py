@@ -12,24 +12,23 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tui.played import ENDS, MAX_LATE, Played
+from tui.forward_player import ForwardPlayer, Span
 from tui.recording import RecordingError
-from tui.recording_scan import SCAN_AFTER, RecordingScan
+from tui.recording_scan import SCAN_AFTER
 from tui.sources.items import Item, SourceHead
 from tui.sources.recording import Glance, SourceReading, read_glances, read_items
 from tui.sources.source import Source
 from tui.sources.tape import BUDGET
-from tui.view import Playing
-
-TURN = 0.02  # seconds of work before the screen has its turn
 
 
-class SourcePlayer(Played[Item]):
-    """Run it in a task, and close it in any case. Opening reads the heads alone; raises RecordingError.
+class SourcePlayer(ForwardPlayer[Item]):
+    """Opening reads the heads alone; raises RecordingError.
 
     `sources` are those recorded, in the order of their heads.
     A look's number is its place among those of its server; the recording is at look n when one server has so many.
     """
+
+    span: SourceSpan
 
     def __init__(
         self,
@@ -41,49 +40,20 @@ class SourcePlayer(Played[Item]):
         budget: int = BUDGET,
     ) -> None:
         super().__init__(path)
-        self._reading = read_items(path)
-        heads = self._read_heads()
+        heads = self._open()
         self._begin(heads[0].time, speed, clock, sleep)
-        self.span = Span(path, scan_after)
-        self._wanted: Callable[[], bool] | None = None  # until this holds, all is handed over at once
+        self.span = SourceSpan(path, scan_after)
         named = {head.source: head for head in heads}
         share = budget // len(named)
         self.sources = tuple(Source(head.name, head.url, self.now, number, share) for number, head in named.items())
         self._by_number = {source.number: source for source in self.sources}
         for head in heads:
-            self._by_number[head.source].take(head)
+            self._take(head)
 
     @property
     def looks(self) -> int:
         """The look that it is at."""
         return max(source.tape.looks_seen for source in self.sources)
-
-    @property
-    def duration(self) -> float | None:
-        """Seconds, once a thread has read the whole file."""
-        return self.span.last - self.began if self.span.done else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether it ended where it was meant to: nothing is broken there."""
-        return self.ended and self.note == ENDS
-
-    @property
-    def arrived(self) -> bool:
-        """Whether all is handed over that was asked for, as far as the file has it."""
-        return self.ended or self._wanted is None
-
-    @property
-    def status(self) -> Playing:
-        """How far it has been played."""
-        told = self.now() - self.began
-        return Playing(told, self.duration, self.speed, self.playing, self.ended, self.waits, self.note)
-
-    def pause(self) -> None:
-        """Stand still, also on the way to what was asked for."""
-        self._stand_still()
-        self._wanted = None
-        self._pacing.wake()
 
     def step(self) -> None:
         """Pause, and go one look further."""
@@ -106,28 +76,9 @@ class SourcePlayer(Played[Item]):
         seen = {source: source.items for source in self.sources}
         self._want(lambda: any(source.tape.event_after(items) for source, items in seen.items()))
 
-    async def run(self) -> None:
-        """Hand over each item at its time, until cancelled."""
-        self.span.start()
-        turn = time.monotonic()
-        while True:
-            item = self._peek()
-            if item is None or not self._due(item):
-                await self._wait(item)
-                turn = time.monotonic()
-                continue
-            self._hand_over(item)
-            if time.monotonic() - turn > TURN:
-                await asyncio.sleep(0)
-                turn = time.monotonic()
-
-    async def close(self) -> None:
-        self.span.stop()
-        self._reading.close()
-        self._pacing.wake()
-
-    def _read_heads(self) -> list[SourceHead]:
-        """Those that the file begins with; what comes next is read as well."""
+    def _open(self) -> list[SourceHead]:
+        """Gives the heads; what comes next is read as well."""
+        self._reading = read_items(self.path)
         heads: list[SourceHead] = []
         self._next = None
         while isinstance(item := self._read(), SourceHead):
@@ -137,67 +88,21 @@ class SourcePlayer(Played[Item]):
         self._next = item
         return heads
 
-    def _read(self) -> Item | None:
-        """The next item of the file; None at its end, which `note` then explains."""
-        try:
-            return next(self._reading)
-        except StopIteration:
-            self.ended, self.note = True, self._reading.note or ENDS
-        except RecordingError as error:
-            self.ended, self.note = True, str(error)
-        return None
+    def _take(self, item: Item) -> None:
+        source = self._by_number.get(item.source)
+        if source is not None:  # else the file was another one when it was opened first
+            source.take(item)
 
-    def _peek(self) -> Item | None:
-        if self._next is None and not self.ended:
-            self._next = self._read()
-            if self.ended:
-                self._wanted = None
-        return self._next
-
-    def _want(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = None if wanted() else wanted
-        self._pacing.wake()
-
-    def _due(self, item: Item) -> bool:
-        return self._wanted is not None or self._is_time(item)
-
-    def _hand_over(self, item: Item) -> None:
-        """Tell the item now. Its own moment is the new reckoning where it did not come by the clock."""
-        by_clock = self.playing and self._wanted is None and not math.isinf(self.speed)
-        late = self._pacing.late(item.time)
-        self._next = None
-        self._time = max(self._time, item.time)
-        if not by_clock or late > MAX_LATE:
-            self._pacing.reckon(self._time)
-        self._by_number[item.source].take(item)
-        if self._wanted is not None and self._wanted():
-            self._wanted = None
-
-    def _rewind(self) -> None:
-        """Begin the file again: what was played is forgotten."""
-        self._reading.close()
-        self.ended, self.note = False, ""
-        try:
-            self._reading = read_items(self.path)
-            heads = self._read_heads()
-        except RecordingError as error:  # it was there, and is no more
-            self.ended, self.note = True, str(error)
-            return
-        self._time = self.began
-        self._pacing.reckon(self.began)
+    def _forget(self) -> None:
         for source in self.sources:
             source.forget()
-        for head in heads:
-            if head.source in self._by_number:
-                self._by_number[head.source].take(head)
 
 
-class Span(RecordingScan):
-    """What a thread finds in a recording that is read once through: its last moment, and how many looks it has."""
+class SourceSpan(Span):
+    """And how many looks it has."""
 
     def __init__(self, path: Path, after: float) -> None:
         super().__init__(path, after)
-        self.last = 0.0  # the latest moment, on the recording's clock
         self.looks = 0  # of the server that has most
 
     def _read(self) -> None:
