@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from tui.feed import Feed
 from tui.operator import Tell
-from tui.pacing import MAX_SPEED, MIN_SPEED
+from tui.player import Player
 from tui.session import Session
+from tui.time_travel import TimeTravel
 from tui.view import Past, View
 
 
-class Scrub:
+class Scrub(TimeTravel[Player]):
     """`seq` None: the newest. Otherwise the screen shows the state after that record, which the feed's tape has kept.
 
     A recording stands still meanwhile: what is newer than the newest is read from its file.
     """
 
+    UNIT = "step"
+    NO_SPEED = "only a recording has a speed; a replay's is in 6"
+
     def __init__(self, session: Session, tell: Tell) -> None:
-        self.seq: int | None = None
+        super().__init__(tell, session.player)
         self._session = session
-        self._tell = tell
         self._view: View | None = None  # of `seq`
 
     @property
@@ -43,7 +46,7 @@ class Scrub:
 
     def pause(self) -> None:
         """Hold the picture, or go back to the newest one; a recording stops and goes on."""
-        feed, player = self._known(), self._session.player
+        feed, player = self._known(), self._player
         if feed is None:
             return
         if player is not None:
@@ -70,7 +73,7 @@ class Scrub:
 
         `exactly`: tell where that is another one.
         """
-        feed, player = self._known(), self._session.player
+        feed, player = self._known(), self._player
         if feed is None:
             return
         if player is not None:
@@ -86,7 +89,7 @@ class Scrub:
 
     def event(self, on: bool) -> None:
         """To the next event or to the one before, and say what it is."""
-        feed, player = self._known(), self._session.player
+        feed, player = self._known(), self._player
         if feed is None:
             return
         seq = self._newest(feed) if self.seq is None else self.seq
@@ -102,23 +105,6 @@ class Scrub:
             is_before = player is not None and further < player.first
             self.to(further)
             self._tell("before the engine was started again" if is_before else f"step {further:,}", False)
-
-    def goto(self, text: str) -> None:
-        """To a step that a person has named."""
-        digits = text.strip().replace(",", "")
-        if digits.isascii() and digits.isdecimal() and len(digits) < 19:
-            self.to(int(digits), exactly=True)
-        else:
-            self._tell(f"a step is a whole number, not {text[:40]!r}", True)
-
-    def faster(self, times: float) -> None:
-        """Play a recording faster or slower."""
-        player = self._session.player
-        if player is None:
-            self._tell("only a recording has a speed; a replay's is in 6", True)
-            return
-        player.speed = min(MAX_SPEED, max(MIN_SPEED, player.speed * times))
-        self._tell(f"{player.speed:g} times as fast as recorded", False)
 
     def _known(self) -> Feed | None:
         feed = self._session.feed

@@ -6,22 +6,22 @@ from tui.cluster.player import ClusterPlayer
 from tui.cluster.states import ClusterStates
 from tui.cluster.view import ClusterView
 from tui.operator import Tell
-from tui.pacing import MAX_SPEED, MIN_SPEED
+from tui.time_travel import TimeTravel
 from tui.view import Past
 
 
-class ClusterScrub:
+class ClusterScrub(TimeTravel[ClusterPlayer]):
     """`seq` None: the newest. Otherwise the number of the state that is shown; `view` is what it tells.
 
     A recording stands still meanwhile: what is newer than the newest is read from its file.
     """
 
+    UNIT = "state"
+
     def __init__(self, states: ClusterStates, tell: Tell, player: ClusterPlayer | None = None) -> None:
-        self.seq: int | None = None
+        super().__init__(tell, player)
         self.view: ClusterView | None = None
         self._states = states
-        self._tell = tell
-        self._player = player
 
     @property
     def past(self) -> Past | None:
@@ -30,7 +30,7 @@ class ClusterScrub:
             return None
         tape = self._states.tape
         behind = max(0.0, tape.time(tape.last) - self.view.state.time)
-        return Past(min(tape.first, self.seq), max(tape.last, self.seq), self.seq, behind, "state")
+        return Past(min(tape.first, self.seq), max(tape.last, self.seq), self.seq, behind, self.UNIT)
 
     def pause(self) -> None:
         """Hold the picture, or go back to the newest one; a recording stops and goes on."""
@@ -91,22 +91,6 @@ class ClusterScrub:
             self._tell("on to the next event", False)
         else:
             self._tell(f"no event is known {'after' if on else 'before'} this", True)
-
-    def goto(self, text: str) -> None:
-        """To a state that a person has named."""
-        digits = text.strip().replace(",", "")
-        if digits.isascii() and digits.isdecimal() and len(digits) < 19:
-            self.to(int(digits), exactly=True)
-        else:
-            self._tell(f"a state is a whole number, not {text[:40]!r}", True)
-
-    def faster(self, times: float) -> None:
-        """Play a recording faster or slower."""
-        if self._player is None:
-            self._tell("only a recording has a speed", True)
-            return
-        self._player.speed = min(MAX_SPEED, max(MIN_SPEED, self._player.speed * times))
-        self._tell(f"{self._player.speed:g} times as fast as recorded", False)
 
     def _known(self) -> bool:
         if not self._states.heard:

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tui.operator import Tell
-from tui.pacing import MAX_SPEED, MIN_SPEED
 from tui.sources.player import SourcePlayer
 from tui.sources.source import Source
 from tui.sources.tape import Event, NotKept
 from tui.sources.view import FleetView, ServerView
+from tui.time_travel import TimeTravel
 from tui.view import Past
 
 
-class SourcesScrub:
+class SourcesScrub(TimeTravel[SourcePlayer]):
     """`seq` None: the newest. Otherwise the number of the look, of the server that sets the pace, which is shown.
 
     `fleet` and `server` are what is to be drawn; the KV trees of one picture of the past change with the next.
     A recording stands still meanwhile: what is newer than the newest is read from its file.
     """
+
+    UNIT = "look"
 
     def __init__(
         self,
@@ -33,11 +35,9 @@ class SourcesScrub:
         front: Callable[[], Source | None] = lambda: None,
     ) -> None:
         """`clock` is the sources'. `front`: the server that is shown alone, if any; it sets the pace."""
-        self.seq: int | None = None
+        super().__init__(tell, player)
         self._sources = sources
-        self._tell = tell
         self._clock = clock
-        self._player = player
         self._front = front
         self._moment = 0.0  # that is shown, on the sources' clock
         self._pace: Source | None = None  # whose looks are counted
@@ -66,7 +66,7 @@ class SourcesScrub:
         tape = self._pace.tape
         newest = max(source.tape.now for source in self._sources)
         first = min(self._number(tape.look_seq(1)), self.seq)
-        return Past(first, max(tape.looks_seen, self.seq), self.seq, max(0.0, newest - self._moment), "look")
+        return Past(first, max(tape.looks_seen, self.seq), self.seq, max(0.0, newest - self._moment), self.UNIT)
 
     def pause(self) -> None:
         """Hold the picture, or go back to the newest one; a recording stops and goes on."""
@@ -131,22 +131,6 @@ class SourcesScrub:
             self._tell("on to the next event", False)
         else:
             self._tell(f"no event is known {'after' if on else 'before'} this", True)
-
-    def goto(self, text: str) -> None:
-        """To a look that a person has named."""
-        digits = text.strip().replace(",", "")
-        if digits.isascii() and digits.isdecimal() and len(digits) < 19:
-            self.to(int(digits), exactly=True)
-        else:
-            self._tell(f"a look is a whole number, not {text[:40]!r}", True)
-
-    def faster(self, times: float) -> None:
-        """Play a recording faster or slower."""
-        if self._player is None:
-            self._tell("only a recording has a speed", True)
-            return
-        self._player.speed = min(MAX_SPEED, max(MIN_SPEED, self._player.speed * times))
-        self._tell(f"{self._player.speed:g} times as fast as recorded", False)
 
     def _known(self) -> Source | None:
         """Who sets the pace; tells where there is nothing to freeze."""
