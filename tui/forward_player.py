@@ -66,6 +66,10 @@ class ForwardPlayer(Played[ItemT], ABC):
         self._wanted = None
         self._pacing.wake()
 
+    @abstractmethod
+    def seek(self, number: int, /) -> None:
+        """Go to an item of that number, as a person counts them."""
+
     async def run(self) -> None:
         """Hand over each item at its time, until cancelled."""
         self.span.start()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tui.engine_api import ACluster, Missing, NotAnEngine, Unreachable
 from tui.engine_process import EngineFailed, EngineProcess
 from tui.feed import Feed
 from tui.focus import FIRST_FOCUS, Focus
+from tui.forward_player import ForwardPlayer
 from tui.loads import LoadReader
 from tui.look import Look
 from tui.panels.line import text_of
@@ -148,6 +150,32 @@ async def _loads(engine: HttpEngine) -> tuple[LiveLoad, ...]:
     return reader.loads
 
 
+def say_of_play(message: str) -> None:
+    print(f"paged-top play: {message}", file=sys.stderr)
+
+
+@asynccontextmanager
+async def played_to(player: ForwardPlayer[Any], step: int | None) -> AsyncIterator[None]:
+    """The recording stands where a person asked for, or at its end; it is closed afterwards."""
+    if step is not None:
+        player.pause()
+        player.seek(step)
+    following = asyncio.create_task(player.run())
+    try:
+        while not (player.ended if step is None else player.arrived) and not following.done():
+            await asyncio.sleep(0.01)
+        if following.done():
+            following.result()  # it ends by a fault of this program alone
+        if player.ended and not player.complete:
+            say_of_play(player.note)
+        yield
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        await player.close()
+
+
 async def play_once(
     path: Path, step: int | None, json: bool, size: tuple[int, int], look: Look, focus: Focus = FIRST_FOCUS
 ) -> int:
@@ -155,7 +183,7 @@ async def play_once(
     try:
         player = Player(path, inf)
     except RecordingError as error:
-        print(f"paged-top play: error: {error}", file=sys.stderr)
+        say_of_play(f"error: {error}")
         return BAD_INPUT
     session = Session(player=player)
     if step is not None:
@@ -166,14 +194,14 @@ async def play_once(
         while not (player.ended if step is None else player.arrived) and not following.done():
             await asyncio.sleep(0.01)
         if player.ended and not player.complete:
-            print(f"paged-top play: {player.note}", file=sys.stderr)
+            say_of_play(player.note)
         assert session.feed is not None
         assert session.feed.fold is not None
         shown = session.feed.fold.seq
         if session.feed.found:
-            print(f"paged-top play: {session.feed.found} after record {shown:,}", file=sys.stderr)
+            say_of_play(f"{session.feed.found} after record {shown:,}")
         if step is not None and shown != step:
-            print(f"paged-top play: step {step:,} is not in it: this is {shown:,}", file=sys.stderr)
+            say_of_play(f"step {step:,} is not in it: this is {shown:,}")
         if json:
             print(totals_json(session.feed.fold.to_snapshot()))
         else:

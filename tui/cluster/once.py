@@ -19,7 +19,7 @@ from tui.cluster.player import ClusterPlayer
 from tui.engine_api import NotAnEngine, Unreachable
 from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
-from tui.once import BAD_INPUT, FIRST_STATE, OBSERVED, fail, write_frame
+from tui.once import BAD_INPUT, FIRST_STATE, OBSERVED, fail, played_to, say_of_play, write_frame
 from tui.recording import RecordingError
 from tui.sources.targets import HttpSettings, Target
 from tui.view import Frame, Link, Status
@@ -72,22 +72,12 @@ async def play_cluster_once(
     try:
         player = ClusterPlayer(path, inf)
     except RecordingError as error:
-        print(f"paged-top play: error: {error}", file=sys.stderr)
+        say_of_play(f"error: {error}")
         return BAD_INPUT
-    if step is not None:
-        player.pause()
-        player.seek(step)
-    following = asyncio.create_task(player.run())
-    try:
-        while not (player.ended if step is None else player.arrived) and not following.done():
-            await asyncio.sleep(0.01)
-        if following.done():
-            following.result()  # it ends by a fault of this program alone
-        if player.ended and not player.complete:
-            print(f"paged-top play: {player.note}", file=sys.stderr)
+    async with played_to(player, step):
         shown = player.states.heard
         if step is not None and shown != step:
-            print(f"paged-top play: state {step:,} is not in it: this is {shown:,}", file=sys.stderr)
+            say_of_play(f"state {step:,} is not in it: this is {shown:,}")
         view = player.states.newest()
         if view is None:
             return fail(f"{path}: no state before {step} is in it")
@@ -96,9 +86,4 @@ async def play_cluster_once(
         else:
             status = Status(Link("live"), path.name, playing=player.status, readonly=True)
             write_frame(Frame(status, None, focus, cluster=view, of_cluster=True), *size, look, sys.stdout)
-    finally:
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
-        await player.close()
     return 0

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 
 from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
-from tui.once import BAD_INPUT, write_frame
+from tui.once import BAD_INPUT, played_to, say_of_play, write_frame
 from tui.recording import RecordingError
 from tui.sources.player import SourcePlayer
 from tui.sources.report import encode, fleet_report, server_report
@@ -26,21 +24,11 @@ async def play_servers_once(
     try:
         player = SourcePlayer(path, inf)
     except RecordingError as error:
-        print(f"paged-top play: error: {error}", file=sys.stderr)
+        say_of_play(f"error: {error}")
         return BAD_INPUT
-    if step is not None:
-        player.pause()
-        player.seek(step)
-    following = asyncio.create_task(player.run())
-    try:
-        while not (player.ended if step is None else player.arrived) and not following.done():
-            await asyncio.sleep(0.01)
-        if following.done():
-            following.result()  # it ends by a fault of this program alone
-        if player.ended and not player.complete:
-            print(f"paged-top play: {player.note}", file=sys.stderr)
+    async with played_to(player, step):
         if step is not None and player.looks != step:
-            print(f"paged-top play: look {step:,} is not in it: this is {player.looks:,}", file=sys.stderr)
+            say_of_play(f"look {step:,} is not in it: this is {player.looks:,}")
         now = player.now()
         fleet = FleetView(tuple(source.view(now=now) for source in player.sources), now)
         alone = fleet.servers[0] if len(fleet.servers) == 1 else None
@@ -51,9 +39,4 @@ async def play_servers_once(
             status = Status(Link("live"), path.name, playing=player.status, readonly=True, no_steps=IN_RECORDINGS)
             frame = Frame(status, None, focus, server=alone, fleet=None if alone is not None else fleet)
             write_frame(frame, *size, look, sys.stdout)
-    finally:
-        following.cancel()
-        with suppress(asyncio.CancelledError):
-            await following
-        await player.close()
     return 0
