@@ -6,25 +6,16 @@ import re
 
 import pytest
 
+from tests.tui.key_cases import EVERYWHERE, KeyCases
 from tui import scene
 from tui.advice import Suggestion
 from tui.focus import PANELS
 from tui.keys import GLOBAL, SCRUB
-from tui.themes import THEMES
 
 STEPS = tuple(key for key in GLOBAL if "steps" in key.on)
 SENDING = {name for key in STEPS if key.sends for name in key.keys.split(",")}
-CASES = {}
-
-
-def case(*names):
-    """The test of some keys of `GLOBAL`, pressed in turn in a fresh app."""
-
-    def keep(check):
-        CASES.update(dict.fromkeys(names, check))
-        return check
-
-    return keep
+CASES = KeyCases(EVERYWHERE)
+case = CASES.of
 
 
 def changes(screen):
@@ -41,13 +32,6 @@ def front(screen):
     shown = [place.name for place in screen.app._places if place.name in scene.PANELS and scene.owner(place.name)]
     widgets = {name: screen.widget(name.split("-")[0]) for name in shown}
     return {scene.owner(name) for name in shown if "front" in [role for _, role in widgets[name].line(0)]}
-
-
-@case("q")
-async def quits(screen, key):
-    await screen.pilot.press(key)
-    await screen.pilot.pause()
-    assert screen.app.return_value == 0
 
 
 @case("question_mark", "h", "f1")
@@ -154,17 +138,6 @@ async def filters(screen, key):
     assert 'with "' not in screen.text("requests")
 
 
-@case("T")
-async def cycles_themes(screen, key):
-    seen = []
-    for name in (*list(THEMES)[1:], next(iter(THEMES))):
-        await screen.press(key)
-        assert f"theme: {name}" in screen.text("footer")
-        strips = screen.strips()[:-1]
-        assert strips not in seen  # every theme paints the whole screen again
-        seen.append(strips)
-
-
 @case("left_parenthesis")
 async def draws_less_often(screen, key):
     screen.app._frames = 10.0
@@ -249,12 +222,6 @@ async def goes_to_a_step(screen, key):
         await screen.answer(text)
         assert said in screen.text("footer")
     assert step(screen) == screen.engine.records[-1].seq
-
-
-@case("left_square_bracket", "right_square_bracket")
-async def has_no_speed(screen, key):
-    await screen.press(key)
-    assert "only a recording has a speed" in screen.text("footer")
 
 
 @case("r")

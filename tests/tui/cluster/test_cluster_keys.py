@@ -7,10 +7,10 @@ import pytest
 
 from engine.cluster.protocol import ClusterControl, decode_cluster
 from tests.tui.cluster.clusters import BEGIN, busy, early, many, wounded
+from tests.tui.key_cases import EVERYWHERE, KeyCases, leaves_one_by_one
 from tui.keys import GLOBAL
 from tui.look import ASCII, Look
 from tui.panels.cluster import modules, workers
-from tui.themes import THEMES
 
 OURS = {
     name: key
@@ -18,17 +18,8 @@ OURS = {
     if "cluster" in key.on and key.keys not in ("5", "6")  # it has four panels
     for name in key.keys.split(",")
 }
-CASES = {}
-
-
-def case(*names):
-    """The test of some keys, pressed in turn in a fresh app over a cluster."""
-
-    def keep(check):
-        CASES.update(dict.fromkeys(names, check))
-        return check
-
-    return keep
+CASES = KeyCases(EVERYWHERE)
+case = CASES.of
 
 
 def later(seconds, **told):
@@ -43,13 +34,6 @@ def selected(screen):
     assert len(lines) == 1
     at = next(at for at in (lines[0].find(mark) for mark in ("▸●", "▸╳", "▸○")) if at >= 0)
     return lines[0][at + 2 :].split()[0]
-
-
-@case("q")
-async def quits(screen, key):
-    await screen.pilot.press(key)
-    await screen.pilot.pause()
-    assert screen.app.return_value == 0
 
 
 @case("question_mark", "h", "f1")
@@ -116,21 +100,7 @@ async def inspects(screen, key):
 
 @case("escape")
 async def leaves_one_thing_at_a_time(screen, key):
-    await screen.press("slash")
-    await screen.answer("decode")
-    await screen.press("space", "i", "question_mark")
-    for name in ("help", "inspect"):
-        assert screen.widget(name).display
-        await screen.press(key)
-        assert not screen.widget(name).display
-    assert 'none with "decode"' in screen.text("workers")
-    await screen.press(key)
-    assert 'none with "decode"' not in screen.text("workers")
-    assert "paused" in screen.text("header")
-    await screen.press(key)
-    assert "paused" not in screen.text("header")
-    await screen.press(key)
-    assert screen.app.is_running
+    await leaves_one_by_one(screen, key, "decode", lambda: 'none with "decode"' in screen.text("workers"))
 
 
 @case("slash")
@@ -142,20 +112,6 @@ async def filters(screen, key):
     assert "decode-0" not in screen.text("workers")
     await screen.press("enter")
     assert "select a worker first" in screen.text("footer")
-
-
-@case("T")
-async def cycles_themes(screen, key):
-    for name in (*list(THEMES)[1:], next(iter(THEMES))):
-        await screen.press(key)
-        assert f"theme: {name}" in screen.text("footer")
-
-
-@case("left_parenthesis", "right_parenthesis")
-async def draws_more_or_less_often(screen, key):
-    screen.app._frames = 10.0
-    await screen.press(key)
-    assert f"{5 if key == 'left_parenthesis' else 20} frames a second" in screen.text("footer")
 
 
 @case("ctrl+p")
@@ -218,12 +174,6 @@ async def goes_to_a_state(screen, key):
     await screen.press(key)
     await screen.answer("99")
     assert "state 99 is not kept: this is the nearest" in screen.text("footer")
-
-
-@case("left_square_bracket", "right_square_bracket")
-async def has_no_speed(screen, key):
-    await screen.press(key)
-    assert "only a recording has a speed" in screen.text("footer")
 
 
 @case("r")

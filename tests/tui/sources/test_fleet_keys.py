@@ -8,6 +8,7 @@ from itertools import takewhile
 import pytest
 
 from tests.servers.pages import EngineFigures
+from tests.tui.key_cases import EVERYWHERE, KeyCases, leaves_one_by_one
 from tests.tui.sources.fleets import BEGIN, NAMES, SECONDS, Clock, fill, hear, still
 from tui.focus import PANELS
 from tui.keys import GLOBAL, SCRUB
@@ -15,22 +16,12 @@ from tui.look import ASCII, Look
 from tui.panels import fleet
 from tui.sources.items import SourceHead
 from tui.sources.recording import read_items
-from tui.themes import THEMES
 
 SIZE = (160, 48)
 FLEET = {name: key for key in GLOBAL if "fleet" in key.on for name in key.keys.split(",")}
 SERVER = {name: key for key in GLOBAL if "server" in key.on for name in key.keys.split(",")}
-CASES, SERVER_CASES = {}, {}
-
-
-def case(*names, of=None):
-    """The test of some keys, pressed in turn in a fresh app over a fleet, or over one server of it."""
-
-    def keep(check):
-        (CASES if of is None else of).update(dict.fromkeys(names, check))
-        return check
-
-    return keep
+CASES, SERVER_CASES = KeyCases(EVERYWHERE), KeyCases(EVERYWHERE)
+case, server_case = CASES.of, SERVER_CASES.of
 
 
 @pytest.fixture
@@ -63,14 +54,6 @@ def names(screen):
     return [next(name for name in NAMES if name[:4] == row[0][:4]) for row in rows]
 
 
-@case("q")
-@case("q", of=SERVER_CASES)
-async def quits(screen, key):
-    await screen.pilot.press(key)
-    await screen.pilot.pause()
-    assert screen.app.return_value == 0
-
-
 @case("question_mark", "h", "f1")
 async def helps(screen, key):
     await screen.press(key)
@@ -84,7 +67,7 @@ async def helps(screen, key):
 
 
 @case("space", "p")
-@case("space", "p", of=SERVER_CASES)
+@server_case("space", "p")
 async def freezes(screen, key):
     await screen.press(key)
     assert "paused" in screen.text("header")
@@ -113,21 +96,8 @@ async def inspects(screen, key):
 
 @case("escape")
 async def leaves_one_thing_at_a_time(screen, key):
-    await screen.press("slash")
-    await screen.answer("vllm")
-    await screen.press("space", "i", "question_mark")
-    for name in ("help", "inspect"):
-        assert screen.widget(name).display
-        await screen.press(key)
-        assert not screen.widget(name).display
-    assert names(screen) == ["alpha", "delta"]
-    await screen.press(key)
+    await leaves_one_by_one(screen, key, "vllm", lambda: names(screen) == ["alpha", "delta"])
     assert len(names(screen)) == len(NAMES)
-    assert "paused" in screen.text("header")
-    await screen.press(key)
-    assert "paused" not in screen.text("header")
-    await screen.press(key)
-    assert screen.app.is_running
 
 
 @case("slash")
@@ -147,28 +117,8 @@ async def filters(screen, key):
     assert len(names(screen)) == len(NAMES)
 
 
-@case("T")
-@case("T", of=SERVER_CASES)
-async def cycles_themes(screen, key):
-    seen = []
-    for name in (*list(THEMES)[1:], next(iter(THEMES))):
-        await screen.press(key)
-        assert f"theme: {name}" in screen.text("footer")
-        strips = screen.strips()[:-1]
-        assert strips not in seen
-        seen.append(strips)
-
-
-@case("left_parenthesis", "right_parenthesis")
-@case("left_parenthesis", "right_parenthesis", of=SERVER_CASES)
-async def draws_more_or_less_often(screen, key):
-    screen.app._frames = 10.0
-    await screen.press(key)
-    assert f"{5 if key == 'left_parenthesis' else 20} frames a second" in screen.text("footer")
-
-
 @case("ctrl+p")
-@case("ctrl+p", of=SERVER_CASES)
+@server_case("ctrl+p")
 async def opens_the_palette(screen, key):
     offers = [command.title for command in screen.app.get_system_commands(screen.app.screen)]
     assert not any("batching" in offer or "replay" in offer or "half as fast" in offer for offer in offers)
@@ -182,7 +132,7 @@ async def opens_the_palette(screen, key):
 
 
 @case("comma")
-@case("comma", of=SERVER_CASES)
+@server_case("comma")
 async def goes_back_a_look(screen, key):
     await screen.press(key)
     assert screen.app.scrub.past.behind >= 10
@@ -190,7 +140,7 @@ async def goes_back_a_look(screen, key):
 
 
 @case("full_stop")
-@case("full_stop", of=SERVER_CASES)
+@server_case("full_stop")
 async def goes_on_a_look(screen, key):
     await screen.press("comma")
     behind = screen.app.scrub.past.behind
@@ -200,14 +150,14 @@ async def goes_on_a_look(screen, key):
 
 
 @case("n")
-@case("n", of=SERVER_CASES)
+@server_case("n")
 async def has_no_event_after_now(screen, key):
     await screen.press(key)
     assert "no event is known after this" in screen.text("footer")
 
 
 @case("N")
-@case("N", of=SERVER_CASES)
+@server_case("N")
 async def goes_to_the_event_before(screen, key):
     await screen.press(key)
     assert "paused" in screen.text("header")
@@ -215,7 +165,7 @@ async def goes_to_the_event_before(screen, key):
 
 
 @case("g")
-@case("g", of=SERVER_CASES)
+@server_case("g")
 async def goes_to_a_look(screen, key):
     await screen.press(key)
     assert screen.asked.label == "to look"
@@ -226,15 +176,8 @@ async def goes_to_a_look(screen, key):
     assert "a look is a whole number, not 'soon'" in screen.text("footer")
 
 
-@case("left_square_bracket", "right_square_bracket")
-@case("left_square_bracket", "right_square_bracket", of=SERVER_CASES)
-async def has_no_speed(screen, key):
-    await screen.press(key)
-    assert "only a recording has a speed" in screen.text("footer")
-
-
 @case("r")
-@case("r", of=SERVER_CASES)
+@server_case("r")
 async def records_all_of_them(screen, key, folder):
     await screen.press(key)
     assert screen.asked.value.endswith(".jsonl.gz")
@@ -255,7 +198,7 @@ async def records_all_of_them(screen, key, folder):
 # Of one server alone:
 
 
-@case("question_mark", "h", "f1", of=SERVER_CASES)
+@server_case("question_mark", "h", "f1")
 async def helps_over_a_server(screen, key):
     await screen.press(key)
     assert "in KV memory" in screen.text("help")
@@ -264,7 +207,7 @@ async def helps_over_a_server(screen, key):
     assert "show only some" not in screen.text("help")
 
 
-@case("1", "2", "3", "4", "5", "6", of=SERVER_CASES)
+@server_case("1", "2", "3", "4", "5", "6")
 async def comes_to_the_front(screen, key):
     await screen.press("1" if key == "6" else "6", key)
     assert screen.app.focus_now.panel == PANELS[int(key) - 1]
@@ -272,7 +215,7 @@ async def comes_to_the_front(screen, key):
     assert screen.widget(PANELS[int(key) - 1]).size.width == SIZE[0]
 
 
-@case("tab", "shift+tab", of=SERVER_CASES)
+@server_case("tab", "shift+tab")
 async def goes_round(screen, key):
     seen = []
     for _ in PANELS:
@@ -281,21 +224,21 @@ async def goes_round(screen, key):
     assert set(seen) == set(PANELS)
 
 
-@case("e", of=SERVER_CASES)
+@server_case("e")
 async def makes_large(screen, key):
     await screen.press(key)
     assert screen.widget("blocks").size.width == SIZE[0]
     assert not screen.widget("batch").display
 
 
-@case("i", of=SERVER_CASES)
+@server_case("i")
 async def inspects_in_a_panel(screen, key):
     await screen.press("6", key)
     assert screen.widget("inspect").display
     assert screen.text("inspect").splitlines()[1] in "\n".join(screen.painted())
 
 
-@case("escape", of=SERVER_CASES)
+@server_case("escape")
 async def leads_back_to_the_fleet(screen, key):
     await screen.press("e", "space", key)
     assert screen.widget("batch").display
