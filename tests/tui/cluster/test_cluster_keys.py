@@ -393,7 +393,7 @@ async def test_rates_are_over_the_last_seconds_and_none_where_a_worker_died_betw
         assert " 900 " in prefill  # of decode-0 beside it
         dead = next(line for line in screen.text("workers").splitlines() if "● decode-1" in line)
         assert dead.split()[-7:-5] == ["—", "—"]
-        total = next(line for line in screen.text("workers").splitlines() if "of 2" in line)
+        total = next(line for line in screen.text("workers").splitlines() if "  of 2 " in line)
         assert total.split()[-6:-4] == ["28+", "900+"]  # of the one that has a rate
         screen.engine.feed._streams = True
         screen.clock.time += 10  # nothing was told for so long: nothing was computed
