@@ -1,9 +1,10 @@
 """`python -m benchmarks.planning`: predictions of `paged-engine simulate`, held against what clusters really do.
 
 Of each way to serve, a short run with other sessions of the same trace says what its steps cost (least squares over its
-step records, all engines busy together, so that what they take from each other is in it). Then the simulator, given
-these costs alone, says for which speed of the trace requests wait noticeably and the engines still keep up, and what
-throughput and TTFT will be; then `loadgen` measures them.
+step records, all engines at work together, so that what they take from each other is in it). By these costs the
+simulator says at which speed of the trace requests wait noticeably and the engines still keep up. At that speed other
+sessions again say what steps cost, and given this alone the simulator says what throughput and TTFT will be; then
+`loadgen` measures them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -38,7 +38,7 @@ from engine.protocol import Control, Record, Snapshot, decode_item, decode_snaps
 from engine.simulator.pools import PoolSimulator
 from engine.simulator.prediction import Pools, PoolsPrediction
 from engine.simulator.prediction import Settings as Simulated
-from engine.simulator.runner import StepCost
+from engine.simulator.runner import StepCost, StepWork
 from engine.trace_lengths import read_trace
 from loadgen.command import Interrupt
 from loadgen.engine_process import EngineProcess, EngineStartError
@@ -51,9 +51,10 @@ from loadgen.sse import EventParser
 
 AIM = 0.15
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "chat500.jsonl"
-SPEEDS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 14.0, 16.0)  # tried in a simulation
+FIRST = 4.0  # speed of the first calibration
+SPEEDS = (3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)  # tried in a simulation
 UNLOADED = 0.25
-WAITING = 1.6  # TTFT p90, times that of an unloaded engine: requests wait, and no queue grows without end
+WAITING = 1.4  # TTFT p90, times that of an unloaded engine: requests wait, and no queue grows without end
 KV_MEMORY = "1GiB"
 LINK, LINK_LATENCY = 5e9, 0.003
 
@@ -209,8 +210,12 @@ class Planning:
         async with EngineProcess([*common, *way.arguments], lambda _: None) as engine:
             urls = await _engines(engine.url)
             snapshot = await _snapshot(urls[0])
-            cost, steps = await self._calibrate(way, engine.url, urls, snapshot)
-            speed, trace, foreseen, unloaded = self._choose(way, cost, snapshot)
+            rough, _ = await self._calibrate(way, engine.url, urls, FIRST, 250, options.calibration / 2)
+            speed = self._choose(way, rough, snapshot)
+            cost, steps = await self._calibrate(way, engine.url, urls, speed, 320, options.calibration)
+            trace = sessions(0, speed * options.seconds, self._folder / "measured.jsonl")
+            foreseen = predict(trace, way, cost, snapshot, speed)
+            unloaded = predict(trace, way, cost, snapshot, UNLOADED).queue.time_to_first_token.p90 or 0.0
             self._say(f"{way.name}: speed {speed:g}, TTFT p90 {foreseen.queue.time_to_first_token.p90:.2f} s foreseen")
             figures = measured(await self._play(trace, engine.url, speed, f"{way.name}, measured"))
         bias, scatter = spread(cost, steps)
@@ -220,35 +225,31 @@ class Planning:
             predicted(foreseen), figures,
         )  # fmt: skip
 
-    async def _calibrate(self, way: Way, url: str, urls: Sequence[str], snapshot: Snapshot) -> tuple[StepCost, Any]:
-        """What steps cost: of sessions that are not measured, at two speeds, for steps of few rows and of many."""
-        steps = []
-        for part, speed in enumerate(self._options.calibration_speeds):
-            path = self._folder / f"calibration-{part}.jsonl"
-            sessions(250 + 60 * part, speed * self._options.calibration / 2, path)
-            async with recording(urls) as records:
-                await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
-                await asyncio.sleep(0.5)
-            steps += [step for of_one in records for step in timed(of_one)]
+    async def _calibrate(
+        self, way: Way, url: str, urls: Sequence[str], speed: float, first: int, seconds: float
+    ) -> tuple[StepCost, list[tuple[StepWork, float]]]:
+        """What steps cost, of sessions that are not measured: those from number `first` on."""
+        path = sessions(first, speed * seconds, self._folder / "calibration.jsonl")
+        async with recording(urls) as records:
+            await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
+            await asyncio.sleep(0.5)
         try:
+            steps = [step for of_one in records for step in timed(of_one)]
             return fitted(steps), steps
         except ValueError as error:
             raise CannotMeasure(f"{way.name}: {error}; give more --calibration") from None
 
-    def _choose(self, way: Way, cost: StepCost, snapshot: Snapshot) -> tuple[float, Path, PoolsPrediction, float]:
-        """The highest speed at which requests wait no longer than `WAITING` says, and what it will come to."""
-        path = self._folder / "measured.jsonl"
-        found = None
+    def _choose(self, way: Way, cost: StepCost, snapshot: Snapshot) -> float:
+        """The highest speed at which requests wait no longer than `WAITING` says."""
+        found = SPEEDS[0]
         for speed in SPEEDS:
-            sessions(0, speed * self._options.seconds, path)
-            calm = predict(path, way, cost, snapshot, UNLOADED).queue.time_to_first_token.p90 or 0.0
-            foreseen = predict(path, way, cost, snapshot, speed)
-            if found is not None and (foreseen.queue.time_to_first_token.p90 or 0.0) > WAITING * calm:
-                break
-            found = speed, foreseen, calm
-        assert found is not None
-        sessions(0, found[0] * self._options.seconds, path)
-        return found[0], path, found[1], found[2]
+            path = sessions(0, speed * self._options.seconds, self._folder / "measured.jsonl")
+            calm, loaded = (
+                predict(path, way, cost, snapshot, at).queue.time_to_first_token.p90 or 0.0 for at in (UNLOADED, speed)
+            )
+            if loaded <= WAITING * calm:
+                found = speed
+        return found
 
     async def _play(self, trace: Path, url: str, speed: float, label: str) -> RunFile:
         self._say(label)
@@ -305,12 +306,11 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
         f"`python -m benchmarks.planning --model {options.model}` on {here['cpu']}, {here['cores']} cores, load "
         f"{here['load']:.1f} at the end. Sessions of `traces/chat500.jsonl`, {options.seconds:g} s of arrivals each.",
         "",
-        "Each way to serve is calibrated by itself: other sessions of the trace (from number 250 on) are played at "
-        f"speeds {' and '.join(f'{speed:g}' for speed in options.calibration_speeds)}, all its engines at work "
-        "together with the front and the client on the same two cores, and a step's seconds are fitted to what it did. "
-        "Nothing else is taken from a measurement. The speed is the highest of some at which the simulator says that "
-        f"TTFT p90 is at most {WAITING:g} times "
-        f"that of the same requests at speed {UNLOADED:g}.",
+        "Each way to serve is calibrated by itself, all its engines at work together with the front and the client on "
+        "the same two cores: other sessions of the trace (from number 320 on) are played, and a step's seconds are "
+        "fitted to what it did. Nothing else is taken from a measurement. The speed is the highest of some at which, by "
+        f"a first calibration at speed {FIRST:g}, the simulator says that TTFT p90 is at most {WAITING:g} times that of "
+        f"the same requests at speed {UNLOADED:g}: requests wait, and no queue grows without end.",
         "",
         "| | " + " | ".join(one.way for one in found) + " |",
         "| --- |" + " ---: |" * len(found),
@@ -350,19 +350,12 @@ def _cell(told: float, was: float, off: float) -> str:
     return f"{told:{digits}}, {was:{digits}} ({off:+.1%})"
 
 
-def _speeds(text: str) -> tuple[float, ...]:
-    return tuple(number(0.1, 100)(part) for part in text.split(","))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Calibrate, predict, measure, and write what was asked for; 1 if the aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL, help="default: %(default)s")
-    parser.add_argument("--seconds", type=number(5, 3600), default=75.0, help="of arrivals, measured (default: 75)")
-    parser.add_argument("--calibration", type=number(5, 3600), default=40.0, help="seconds of it (default: 40)")
-    parser.add_argument(
-        "--calibration-speeds", type=_speeds, default=(3.0, 6.0), metavar="X,Y", help="of the trace (default: 3,6)"
-    )
+    parser.add_argument("--seconds", type=number(5, 3600), default=60.0, help="of arrivals, measured (default: 60)")
+    parser.add_argument("--calibration", type=number(5, 3600), default=25.0, help="seconds of it (default: 25)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here, in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")
     options = parser.parse_args(argv)

@@ -1,14 +1,17 @@
 """From the step records of an engine at work to what its steps cost: the `StepCost` of a simulation. Pure.
 
-A step's seconds are those from the record before it to its own, where the engine had something to do all that time:
-reading requests, sending tokens and whatever else the machine did in between are in them.
+A step's seconds are its own, as its record has them, and what passes between two steps in the mean: reading requests,
+sending tokens and whatever else the machine does then. That is what is left of the time from one record to the next,
+where the engine had something to do all that time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,13 +36,27 @@ def work_of(record: Record) -> StepWork:
 
 
 def timed(records: Sequence[Record]) -> list[tuple[StepWork, float]]:
-    """Each step that began where the one before ended: a request of that one went on. Records in order."""
-    found = []
-    for before, record in pairwise(records):
-        stays = {row.request for row in before.rows} - {left.request for left in before.left}
-        if record.rows and record.seq == before.seq + 1 and stays and not record.copies:
-            found.append((work_of(record), record.time - before.time))
-    return found
+    """Each step with rows, and its seconds. Records in order. Raises ValueError if no step began where one ended."""
+    steps = [(work_of(record), own_seconds(record)) for record in records if record.rows and not record.copies]
+    between = [
+        record.time - before.time - own_seconds(record)
+        for before, record in pairwise(records)
+        if record.rows and record.seq == before.seq + 1 and _goes_on(before)
+    ]
+    if not between:
+        raise ValueError("no step began where one ended")
+    passes = max(0.0, sum(between) / len(between))
+    return [(work, seconds + passes) for work, seconds in steps]
+
+
+def own_seconds(record: Record) -> float:
+    return math.fsum(msgspec.structs.astuple(record.durations))
+
+
+def _goes_on(record: Record) -> bool:
+    """Whether the engine has something to do right after it: a request of this step stays."""
+    gone = {left.request for left in record.left} | {offered.request for offered in record.offered}
+    return bool({row.request for row in record.rows} - gone)
 
 
 def fitted(steps: Sequence[tuple[StepWork, float]]) -> StepCost:

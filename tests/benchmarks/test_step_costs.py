@@ -42,17 +42,23 @@ def test_known_costs_are_found_again() -> None:
     steps = timed(recorded(COST))
     found = fitted(steps)
     told = [getattr(found, field) for field in ("step", "token", "context", "row", "attention")]
-    assert told == pytest.approx([getattr(COST, field) for field in ("step", "token", "context", "row", "attention")])
-    assert spread(found, steps) == pytest.approx((1.0, 0.0), abs=1e-6)
+    # A simulated step's own seconds have what this process took for it, microseconds.
+    known = [getattr(COST, field) for field in ("step", "token", "context", "row", "attention")]
+    assert told == pytest.approx(known, rel=0.2)
+    assert spread(found, steps) == pytest.approx((1.0, 0.0), abs=0.05)
 
 
-def test_a_step_after_a_pause_is_not_timed() -> None:
-    records = recorded(COST, 4)
-    steps = timed(records)
-    assert 0 < len(steps) < sum(bool(record.rows) for record in records)
-    assert all(seconds == pytest.approx(COST.seconds(work)) for work, seconds in steps)
-    later = msgspec.structs.replace(records[1], seq=records[1].seq + 1)  # one was lost before it
-    assert timed([records[0], later]) == []
+def test_what_passes_between_steps_is_part_of_each_and_a_pause_is_not() -> None:
+    records = recorded(COST, 8)
+    late, passed, told = 0.0, 0.25, []
+    for before, record in zip([None, *records], records, strict=False):
+        late += passed if before is not None and before.rows else 0.0
+        told.append(msgspec.structs.replace(record, time=record.time + late))
+    steps = timed(told)
+    assert len(steps) == sum(bool(record.rows) for record in records)
+    assert [seconds - COST.seconds(work) for work, seconds in steps] == pytest.approx([passed] * len(steps), abs=0.01)
+    with pytest.raises(ValueError, match="no step began"):
+        timed(told[:1])
 
 
 def test_no_cost_is_below_nothing_whatever_the_noise() -> None:
