@@ -309,8 +309,8 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
         "Each way to serve is calibrated by itself, all its engines at work together with the front and the client on "
         "the same two cores: other sessions of the trace (from number 320 on) are played, and a step's seconds are "
         "fitted to what it did. Nothing else is taken from a measurement. The speed is the highest of some at which, "
-        f"by a first calibration at speed {FIRST:g}, the simulator says that TTFT p90 is at most {WAITING:g} times that "
-        f"of the same requests at speed {UNLOADED:g}: requests wait, and no queue grows without end.",
+        f"by a first calibration at speed {FIRST:g}, the simulator says that TTFT p90 is at most {WAITING:g} times "
+        f"that of the same requests at speed {UNLOADED:g}: requests wait, and no queue grows without end.",
         "",
         "| | " + " | ".join(one.way for one in found) + " |",
         "| --- |" + " ---: |" * len(found),
