@@ -63,7 +63,7 @@ async def test_our_engine_publishes_as_it_is_told(command: str, tmp_path: Path) 
     told = ""
     try:
         async with asyncio.timeout(100):
-            while "serving" not in told:
+            while "serving" not in told or "KV events" not in told:  # by two ways: either may come first
                 line = await process.stdout.readline()
                 assert line, told
                 told += line.decode()

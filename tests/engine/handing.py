@@ -387,7 +387,8 @@ class Handing:
             leader = offer.lease.split(":")[2]
             names = [name for name in handed if name.split(".")[0] == leader.split(".")[0]]
             assert names, "KV is offered and nobody goes on"
-            wanted = [name for name in names if name in self.live]
+            # Those of one family that were placed apart are offered apart.
+            wanted = [name for name in names if name in self.live and self.live[name].family[0] == leader]
             if wanted:
                 self.passing.append(Passing(wanted, offer))
             else:

@@ -112,7 +112,7 @@ def test_readers_of_steps_are_so_many_at_most(slow: Server) -> None:
 def test_a_reader_of_steps_that_stops_is_cut_and_comes_back_where_it_was(slow: Server) -> None:
     with slow.http as http:
         first = slow.snapshot()["seq"] + 1
-        wire = Wire(slow.url, receive=4096)
+        wire = Wire(slow.url, receive=16384)  # of a record's size: some are to arrive
         wire.send(f"GET /engine/steps?from={first} HTTP/1.1\r\n".encode() + HOST + b"\r\n")
         assert b"200 OK" in wire.head()
         while is_served(slow, wire):
