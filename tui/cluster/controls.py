@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from engine.cluster.protocol import MOST_WORKERS, ClusterControl, Role, Routing
+from engine.cluster.protocol import MOST_LOCAL_PREFILL, MOST_WORKERS, ClusterControl, Role, Routing
 from tui.cluster.view import SIZES
 from tui.commands import Ask
 
-MOST_LOCAL = 1 << 20  # tokens
 FIELDS = ClusterControl.__struct_fields__
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 _NAMES = {
@@ -51,7 +50,7 @@ def read(field: str, text: str) -> int:
 
 
 def most(field: str) -> int:
-    return MOST_LOCAL if field == "local_prefill" else MOST_WORKERS
+    return MOST_LOCAL_PREFILL if field == "local_prefill" else MOST_WORKERS
 
 
 def scaled(role: Role, by: int, control: ClusterControl) -> dict[str, int]:

@@ -16,7 +16,6 @@ from engine.cluster.protocol import ClusterState, encode_cluster
 from tui.cluster.client import HttpCluster
 from tui.cluster.feed import ClusterFeed
 from tui.cluster.player import ClusterPlayer
-from tui.engine_api import NotAnEngine, Unreachable
 from tui.focus import FIRST_FOCUS, Focus
 from tui.look import Look
 from tui.once import BAD_INPUT, FIRST_STATE, OBSERVED, fail, played_to, say_of_play, write_frame
@@ -55,8 +54,6 @@ async def run_cluster_once(
             look,
             sys.stdout,
         )
-    except (NotAnEngine, Unreachable) as error:
-        return fail(f"{target.url}: {error}")
     finally:
         following.cancel()
         with suppress(asyncio.CancelledError):
