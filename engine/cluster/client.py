@@ -174,8 +174,8 @@ class ClusterClient:
 
     def _clients(self) -> list[tuple[str, CoreClient]]:
         """Those of engines that are ready, with their workers' names."""
-        clients = [(worker.name, worker.client) for worker in self._cluster.workers if worker.phase != "dead"]
-        return [(name, client) for name, client in clients if client is not None and client.ready]
+        serving = [worker for worker in self._cluster.workers if worker.phase != "dead" and worker.serves]
+        return [(worker.name, worker.client) for worker in serving if worker.client is not None]
 
 
 def _always(control: Control, before: Control) -> Control:

@@ -67,6 +67,7 @@ class Cluster:
         self.control = control
         self.metrics = ClusterMetrics()
         self.number = 0  # grows with every change of workers, control or transfers
+        self.separate = False  # prompts are prefilled by others than those who decode: asked for with every step
         self._cores = cores
         self._memory = memory
         self._start = start
@@ -109,17 +110,11 @@ class Cluster:
         """Why no request can be served now; None if one can."""
         if self.client.info is None:
             return f"the engines are loading {self.settings.names[0]}"
-        serving = [worker for worker in self._workers.values() if worker.role in sizes.SERVING]
-        if any(worker.phase == "ready" and worker.client is not None and worker.client.ready for worker in serving):
+        workers = self._workers.values()
+        if any(one.role in sizes.SERVING and one.phase == "ready" and one.serves for one in workers):
             return None
-        told = [f"{worker.name}: {worker.reason}" for worker in serving if worker.reason]
+        told = [f"{one.name}: {one.reason}" for one in workers if one.role in sizes.SERVING and one.reason]
         return "; ".join(["no decode worker or replica can serve now", *told])
-
-    @property
-    def separate(self) -> bool:
-        """Whether prompts are prefilled by others than those who decode."""
-        has_prefill = any(worker.role == "prefill" and worker.phase == "ready" for worker in self._workers.values())
-        return self.control.separate and has_prefill
 
     @property
     def recent(self) -> Sequence[TransferDone]:
@@ -208,7 +203,7 @@ class Cluster:
         for worker in self.workers:
             if worker.phase == "dead":
                 self._forget(worker)
-        self._note_change()
+        self._note_workers()
         self._reconcile()
 
     def _reconcile(self) -> None:
@@ -226,7 +221,7 @@ class Cluster:
             self._router.add_worker(name, role)
             self._tasks[worker] = asyncio.create_task(self._tend(worker))
         if plan.revive or plan.drain or plan.start:
-            self._note_change()
+            self._note_workers()
         if all(worker.phase == "ready" for worker in self._workers.values()):
             self._complete.set()
 
@@ -263,7 +258,7 @@ class Cluster:
             return
         worker.phase, worker.reason = "dead", str(error).removeprefix(f"{worker.name}: ")
         self._router.close(worker.name)
-        self._note_change()
+        self._note_workers()
         self._last_error = error
         if not self._complete.is_set() or not self._may_serve:
             self._end_with(error)
@@ -297,11 +292,12 @@ class Cluster:
             if not await self._until_free(worker, seconds):
                 if worker.client is not None:
                     self.dispatcher.move_away(worker.client, f"{worker.name} was drained for {seconds:g} s")
-                await self._until_free(worker, self.config.lease_seconds)
+                # What is not read by then is computed again, by whoever was to read it.
+                await self._until_free(worker, self.config.transfer_seconds)
         del self._drains[worker]
         await self._leave(worker)
         log.say(f"{worker.name} has gone", name="gone", worker=worker.name)
-        self._note_change()
+        self._note_workers()
         self._reconcile()
         if self._last_error is not None and not self._may_serve and not self._ending:
             self._end_with(self._last_error)  # whoever was to serve instead has died meanwhile
@@ -381,7 +377,7 @@ class Cluster:
             elif self._complete.is_set():
                 log.say(f"{worker.name} serves", name="ready", worker=worker.name)
         self._spawn(self._adopt(worker, client))
-        self._note_change()
+        self._note_workers()
         self.dispatcher.serves()
         self._reconcile()
 
@@ -389,7 +385,7 @@ class Cluster:
         self.dispatcher.lost(client, worker.name, f"{worker.name}: {client.death}")
         if self._ending and (missing := self.missing) is not None:
             self.dispatcher.give_up_waiting(missing)  # nobody will come any more
-        self._note_change()
+        self._note_workers()
         self._reconcile()
 
     def take_aside(self, worker: Worker, client: CoreClient, aside: Aside) -> None:
@@ -450,6 +446,12 @@ class Cluster:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+    def _note_workers(self) -> None:
+        """To be called whenever workers, their phases or the control have changed."""
+        has_prefill = any(worker.role == "prefill" and worker.phase == "ready" for worker in self._workers.values())
+        self.separate = self.control.separate and has_prefill
+        self._note_change()
 
     def _note_change(self) -> None:
         self.number += 1

@@ -62,7 +62,7 @@ class Listener(Protocol):
 
     @property
     def separate(self) -> bool:
-        """Whether prompts are prefilled by others than those who decode."""
+        """Whether prompts are prefilled by others than those who decode; asked for with every step."""
         ...
 
 
@@ -161,7 +161,12 @@ class Worker:
         """It was to be the last one, and is not."""
         if self.service.supervisor is not None:
             self.service.supervisor.go_on()
-        self.phase = "ready" if self.client is not None and self.client.ready else "starting"
+        self.phase = "ready" if self.serves else "starting"
+
+    @property
+    def serves(self) -> bool:
+        """Its engine has started, and lives."""
+        return self.client is not None and self.client.ready
 
     @property
     def is_gone(self) -> bool:

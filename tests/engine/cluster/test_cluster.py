@@ -128,6 +128,25 @@ async def test_twenty_deaths_cost_nobody_an_answer_or_a_block(monkeypatch):
         assert torn >= 10
 
 
+async def test_prompts_are_prefilled_elsewhere_while_somebody_is_there_for_that():
+    async with running(ClusterControl(prefill=1, decode=1)) as cluster:
+        assert cluster.separate
+        prefill = named(cluster, "prefill-0")
+        assert prefill.core is not None
+        prefill.core.kill()
+        await until(lambda: prefill.phase != "ready")
+        assert not cluster.separate
+        await until(lambda: prefill.phase == "ready")
+        assert cluster.separate
+        await cluster.change(ClusterControl(prefill=1, decode=1, separate=False))
+        assert not cluster.separate
+        await cluster.change(ClusterControl(prefill=1, decode=1))
+        assert cluster.separate
+        await cluster.change(ClusterControl(decode=1))
+        assert prefill.phase == "draining"
+        assert not cluster.separate
+
+
 async def test_scaling_under_load_loses_nothing():
     work = Work(6, 40)
     async with running(ClusterControl(prefill=1, decode=1), drain_timeout=0.2) as cluster:
@@ -147,6 +166,30 @@ async def test_scaling_under_load_loses_nothing():
         with pytest.raises(ClusterControlError, match=r"^decode: "):
             await cluster.change(ClusterControl(prefill=3))
         assert cluster.control == ClusterControl(prefill=1, decode=2)
+
+
+async def test_one_that_goes_does_not_wait_for_an_engine_that_reads_nothing():
+    """What it kept for that one is computed again there."""
+    work = Work(1)
+    config = replace(TINY, transfer_seconds=0.2)
+    async with running(ClusterControl(prefill=1, decode=1), config, drain_timeout=0.1) as cluster:
+        alone = await work.answers(cluster)
+        await settle(cluster)
+        await cluster.client.clear_cache()
+        core = named(cluster, "decode-0").core
+        assert isinstance(core, CoreProcess)
+        os.kill(core.process.pid, signal.SIGSTOP)
+        try:
+            asked = Asked(cluster, "r", *work.wanted[0])
+            await until(lambda: [transfer.phase for transfer in cluster.transfers()] == ["waiting"])
+            await cluster.change(ClusterControl(decode=1))
+            await until(lambda: [worker.name for worker in cluster.workers] == ["decode-0"])
+            assert len(cluster.transfers()) == 1, "the other has yet to say that it does not read it"
+        finally:
+            os.kill(core.process.pid, signal.SIGCONT)
+        assert await asked.tokens() == alone[0]
+        await settle(cluster)
+        assert cluster.recent[-1].error
 
 
 async def test_an_engine_that_comes_later_has_the_control_in_force():
