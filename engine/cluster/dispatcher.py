@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -38,6 +38,16 @@ class Place(Protocol):
 
     @property
     def client(self) -> CoreClient | None: ...
+
+
+class Chosen(NamedTuple):
+    """The worker, what it has cached of the prompt, and whether it is to hand the request over; `is_local`: it is not,
+    though there are others for that."""
+
+    worker: str
+    cached: int
+    is_prefill: bool
+    is_local: bool
 
 
 class Way:
@@ -270,16 +280,15 @@ class Dispatcher:
             if chosen is None:
                 self._wait(way)
                 return
-            worker, cached, is_prefill = chosen
-            client = self._places[worker].client
+            client = self._places[chosen.worker].client
             if client is not None and client.ready:
                 way.waits_since = None
-                self._send(way, worker, client, cached, is_prefill)
+                self.local += chosen.is_local
+                self._send(way, chosen.worker, client, chosen.cached, chosen.is_prefill)
                 return
-            avoid.add(worker)  # it has died, and that has yet to be told
+            avoid.add(chosen.worker)  # it has died, and that has yet to be told
 
-    def _choose(self, way: Way, avoid: set[str]) -> tuple[str, int, bool] | None:
-        """The worker, what it has cached of the prompt, and whether it is to hand the request over."""
+    def _choose(self, way: Way, avoid: set[str]) -> Chosen | None:
         journey, router, control = way.journey, self.router, self.control
         length, rows = self._length(journey), journey.rows
         purpose: Purpose = "whole" if journey.offer is None else "decode"
@@ -290,14 +299,13 @@ class Dispatcher:
         if purpose == "decode" and not is_decode:  # replicas compute for themselves what others have
             replicas = {place.name for place in self._places.values() if place.role == "replica"}
             target = router.choose(purpose, length, way.names, rows, avoid | replicas) or target
-        whole = (target.worker, target.cached_tokens, False)
+        whole = Chosen(target.worker, target.cached_tokens, is_prefill=False, is_local=False)
         if not is_decode or not control.separate or journey.has_tokens or journey.is_search:
             return whole
         if length - target.cached_tokens <= control.local_prefill:
-            self.local += 1
-            return whole
+            return whole._replace(is_local=router.can("prefill", avoid))
         prefill = router.choose("prefill", length, way.names, rows, avoid)
-        return whole if prefill is None else (prefill.worker, prefill.cached_tokens, True)
+        return whole if prefill is None else Chosen(prefill.worker, prefill.cached_tokens, True, is_local=False)
 
     @staticmethod
     def _length(journey: Journey) -> int:

@@ -160,7 +160,7 @@ class Router:
         """Where a request is to go, whose prompt has `names` (`prompt_names`) and that has `rows` answers; None if no
         worker that is open does such work, or all that do are in `avoid`. Changes nothing but what is counted."""
         begun = time.perf_counter()
-        pool = self._pool(ALL_ROLES if purpose == "whole" and not self.separate else ROLES[purpose])
+        pool = self._pool(self._roles_for(purpose))
         avoided = {slot for name in avoid if (slot := self._slots.get(name)) is not None and pool.bits >> slot & 1}
         if avoided:
             pool = self._among([slot for slot in pool.slots if slot not in avoided])
@@ -182,6 +182,11 @@ class Router:
         self.decision_seconds += time.perf_counter() - begun
         return Choice(self._names[slot], cached, by_prefix, bounded)
 
+    def can(self, purpose: Purpose, avoid: Collection[str] = ()) -> bool:
+        """Whether `choose` would find somebody."""
+        slots = self._pool(self._roles_for(purpose)).slots
+        return any(self._names[slot] not in avoid for slot in slots)
+
     def begin(
         self,
         worker: str,
@@ -201,10 +206,6 @@ class Router:
         return self._loads.begin(slot, tokens, rows, names, prompt_tokens, max(1, workers))
 
     # What is known
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        return tuple(self._slots)
 
     @property
     def indexed_blocks(self) -> int:
@@ -241,6 +242,9 @@ class Router:
             return self._slots[name]
         except KeyError:
             raise UnknownWorker(f"there is no worker {name}") from None
+
+    def _roles_for(self, purpose: Purpose) -> tuple[Role, ...]:
+        return ALL_ROLES if purpose == "whole" and not self.separate else ROLES[purpose]
 
     def _peers(self, slot: int) -> tuple[Role, ...]:
         """The roles that share what comes with this one."""

@@ -8,6 +8,7 @@ from engine.cluster.dispatcher import LATE, PATIENCE, QUIET
 from engine.cluster.journey import MOST_MOVES
 from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
+from engine.core_client import EngineDiedError
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
 from tests.engine.cluster.mirrors import LEASE_SECONDS, MirrorCluster
 from tests.engine.mirror import greedy
@@ -268,6 +269,25 @@ def test_short_and_cached_prompts_are_prefilled_where_they_decode():
     some.add([*PROMPT, 1, 2], greedy(4))  # all but the last is cached there by now
     some.run()
     assert (some.dispatcher.local, some.dispatcher.leases.handed_over) == (2, 1)
+
+
+def test_only_what_could_have_been_prefilled_elsewhere_is_counted_as_local_and_once():
+    some = cluster(0, 1, local_prefill=6)
+    some.add(PROMPT[:6], greedy(4))
+    some.run()
+    assert some.dispatcher.local == 0, "nobody prefills for others"
+    some = cluster(1, 1, local_prefill=6)
+    some.router.close("prefill-0")
+    some.add(PROMPT[:6], greedy(4))
+    some.run()
+    assert some.dispatcher.local == 0, "nobody does so now"
+    some = cluster(1, 2, local_prefill=6, routing="round_robin")
+    first = some.router.choose("whole", 6)
+    assert first is not None
+    some.workers[first.worker].client.death = EngineDiedError("it has yet to be told")
+    some.add(PROMPT[:6], greedy(4))
+    assert some.dispatcher.live["r0"].at != first.worker
+    assert some.dispatcher.local == 1, "though another was chosen first"
 
 
 def test_colocated_engines_serve_whole_requests_whatever_their_role():
