@@ -29,6 +29,10 @@ class ACluster(NotAnEngine):
     """A cluster of engines answers: each of them has an address of its own below this one."""
 
 
+class Unreadable(NotAnEngine):
+    """A cluster answers, and this program cannot read its state: another version, or a fault."""
+
+
 class Missing(Exception):
     """What was asked for is not there, or not any more; the message says what."""
 

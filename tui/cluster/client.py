@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 import httpx
@@ -10,9 +11,10 @@ import msgspec
 
 from engine.cluster.protocol import CLUSTER_VERSION, ClusterControl, ClusterState, decode_cluster
 from tui.client import CONNECT_TIMEOUT, READ_TIMEOUT, UNDECODED, HttpEngine, events_of
-from tui.engine_api import Missing, NotAnEngine, Refused, Unreachable
+from tui.engine_api import Missing, NotAnEngine, Refused, Unreachable, Unreadable
 
 PATH = "/engine/cluster"
+SILENT_TIMEOUT = 45.0  # seconds without even a comment, of which a front that is well sends one every 15
 
 
 class Cluster(Protocol):
@@ -38,7 +40,7 @@ class HttpCluster(HttpEngine):
 
     async def states(self) -> AsyncIterator[bytes]:
         """Raises Unreachable when the stream ends, Missing where none is to be had, NotAnEngine without cluster."""
-        timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, read=None)
+        timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT, read=SILENT_TIMEOUT)
         path = f"{PATH}/events"
         try:
             async with self._http.stream("GET", path, timeout=timeout) as response:
@@ -51,6 +53,8 @@ class HttpCluster(HttpEngine):
                     raise await self._unexpected(response, path)
                 async for data in events_of(response.aiter_bytes()):
                     yield data
+        except httpx.ReadTimeout:
+            raise Unreachable(f"the cluster sent nothing for {SILENT_TIMEOUT:g} s") from None
         except httpx.HTTPError as error:
             raise Unreachable(str(error) or type(error).__name__) from None
         raise Unreachable("the cluster closed the stream")
@@ -64,15 +68,30 @@ class HttpCluster(HttpEngine):
         except (*UNDECODED, msgspec.ValidationError) as error:
             raise Refused(f"the answer was not a cluster's control ({error})") from None
 
+    async def _unexpected(self, response: httpx.Response, path: str) -> Unreachable | NotAnEngine:
+        if response.status_code == 404 and path == PATH:
+            return NotAnEngine("no cluster answers there any more")
+        return await super()._unexpected(response, path)
+
+
+class _Versioned(msgspec.Struct):
+    """What a state of any version has."""
+
+    version: int
+
 
 def read_state(data: bytes) -> ClusterState:
-    """Raises NotAnEngine where it is none, or of another version."""
+    """Raises Unreadable where it is none, or of another version."""
     try:
         state = decode_cluster(data)
     except UNDECODED as error:
-        raise NotAnEngine(f"what answers tells no state of a cluster ({error})") from None
-    if state.version != CLUSTER_VERSION:
-        raise NotAnEngine(
-            f"the cluster tells version {state.version} of its state; this paged-top knows {CLUSTER_VERSION}"
-        )
+        with suppress(*UNDECODED):  # a state of another version may not decode: its version says why
+            _require_version(msgspec.json.decode(data, type=_Versioned).version)
+        raise Unreadable(f"what answers tells no state of a cluster ({error})") from None
+    _require_version(state.version)
     return state
+
+
+def _require_version(version: int) -> None:
+    if version != CLUSTER_VERSION:
+        raise Unreadable(f"it tells version {version} of its state; this paged-top knows {CLUSTER_VERSION}")

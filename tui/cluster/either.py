@@ -88,7 +88,7 @@ class Either:
         """Whether what answers says that it is not what is shown."""
         if self._cluster is not None:
             feed, recording = self._cluster.feed, self._cluster.cluster.recorder.running
-            return feed is not None and feed.link.phase == "foreign" and not recording
+            return feed is not None and feed.link.phase == "foreign" and not feed.unreadable and not recording
         shown = self._now.shown
         return isinstance(shown, Steps) and shown.session.link.phase == "cluster"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tui import figures
 from tui.cluster.client import Cluster, read_state
 from tui.cluster.states import ClusterStates
-from tui.engine_api import Down, Locked, Missing, NotAnEngine, Unreachable
+from tui.engine_api import Down, Locked, Missing, NotAnEngine, Unreachable, Unreadable
 from tui.feed import BACK_OFF, LOCKED_AGAIN, NEWS_SHOWN
 from tui.together import ended
 from tui.view import Link, Phase
@@ -26,6 +26,7 @@ class ClusterFeed:
         self._clock = clock
         self._phase: Phase = "connecting"
         self._detail = ""
+        self.unreadable = False  # a cluster answers, and its states cannot be read
         self._since = clock()
         self._heard_at = clock()
         self._lost = False  # the connection was, since the last state
@@ -56,6 +57,7 @@ class ClusterFeed:
                 pause = LOCKED_AGAIN
             except NotAnEngine as error:
                 self._enter("foreign", str(error))
+                self.unreadable = isinstance(error, Unreadable)
             except Down as error:
                 self._enter("down" if self.states.heard else "connecting", str(error))
             except Unreachable as error:
@@ -122,4 +124,4 @@ class ClusterFeed:
             self._lost = False
         elif not self._lost and self.states.heard:
             self._lost, self._since = True, self._clock()
-        self._phase, self._detail = phase, detail
+        self._phase, self._detail, self.unreadable = phase, detail, False

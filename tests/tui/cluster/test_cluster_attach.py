@@ -19,6 +19,7 @@ from tests.tui.sources.test_attach import App
 from tui.app import PagedTop
 from tui.child import Child, command
 from tui.cli import _engine_or_cluster
+from tui.cluster.either import LOOK_SECONDS
 from tui.command_line import parse
 from tui.look import Look
 from tui.once import run_once
@@ -77,6 +78,20 @@ async def test_the_server_goes_away_comes_back_and_is_another():
         front.is_cluster = True
         await screen.until(lambda: screen.kind == "cluster")
         await front.stop()
+
+
+async def test_a_cluster_of_another_version_is_told_and_stays():
+    """Found so, and so again where it was read before."""
+    async with Front(msgspec.structs.replace(early(), version=99)) as front, showing(front.url) as screen:
+        await screen.until(lambda: "it tells version 99 of its state; this paged-top knows 1" in screen.text("header"))
+        assert not screen.attach._is_other()
+        front.state = early()
+        await screen.until(lambda: "● live" in screen.text("header"))
+        front.tell(msgspec.structs.replace(early(), version=99))
+        await screen.until(lambda: "it tells version 99 of its state; this paged-top knows 1" in screen.text("header"))
+        await asyncio.sleep(3 * LOOK_SECONDS)
+        assert screen.kind == "cluster"
+        assert front.asked.count("GET /engine/snapshot") == 1  # once, and not again and again
 
 
 async def test_a_recording_goes_on_while_a_worker_is_open(tmp_path):

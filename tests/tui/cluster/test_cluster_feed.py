@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -11,21 +12,21 @@ import pytest
 from engine.cluster.protocol import encode_cluster
 from tests.tui.cluster.clusters import BEGIN, Front, busy, early, many, worker, wounded
 from tests.tui.sources.waiting import until
+from tui.cluster import client as client_module
 from tui.cluster import feed as feed_module
 from tui.cluster.client import HttpCluster, read_state
 from tui.cluster.events import happened
 from tui.cluster.feed import ClusterFeed
 from tui.cluster.states import ClusterStates
 from tui.cluster.tape import ClusterTape
-from tui.engine_api import NotAnEngine, Refused
-from tui.sources.targets import HttpSettings
+from tui.engine_api import Refused, Unreadable
 from tui.together import ended
 
 
 @asynccontextmanager
-async def following(front, **settings):
-    cluster = HttpCluster(front.url, HttpSettings(**settings))
-    feed = ClusterFeed(cluster, asyncio.get_running_loop().time)
+async def following(front, clock=time.monotonic):
+    cluster = HttpCluster(front.url)
+    feed = ClusterFeed(cluster, clock)
     task = asyncio.create_task(feed.run())
     try:
         yield feed
@@ -43,8 +44,18 @@ async def test_every_state_of_a_stream_is_taken_in_order():
             front.tell(state)
             await until(lambda state=state: feed.states.state == state)
         assert feed.states.heard == 3
-        assert feed.silent >= 0
         assert "GET /engine/cluster" not in front.asked
+
+
+async def test_a_stream_that_tells_nothing_new_is_silent_since_its_last_state():
+    now = [100.0]
+    async with Front(early()) as front, following(front, lambda: now[0]) as feed:
+        await until(lambda: feed.states.heard == 1)
+        now[0] = 107.5
+        assert feed.silent == 7.5
+        front.tell(busy())
+        await until(lambda: feed.states.heard == 2)
+        assert feed.silent == 0
 
 
 async def test_a_cluster_without_a_stream_is_looked_at(monkeypatch):
@@ -81,24 +92,35 @@ async def test_what_is_no_cluster_is_told():
         for queue in front._told:
             queue.put_nowait(None)
         await until(lambda: feed.link.phase == "foreign")
-        assert "/engine/cluster answers HTTP 404" in feed.link.detail
+        assert feed.link.detail == "no cluster answers there any more"
+        assert not feed.unreadable
 
 
 def test_a_state_of_another_version_is_not_believed():
-    with pytest.raises(NotAnEngine, match="tells version 99 of its state; this paged-top knows 1"):
+    with pytest.raises(Unreadable, match="tells version 99 of its state; this paged-top knows 1"):
         read_state(encode_cluster(msgspec.structs.replace(early(), version=99)))
-    with pytest.raises(NotAnEngine, match="tells no state of a cluster"):
+    with pytest.raises(Unreadable, match="tells version 99 of its state; this paged-top knows 1"):
+        read_state(b'{"type":"cluster","version":99}')
+    with pytest.raises(Unreadable, match="tells no state of a cluster"):
         read_state(b'{"type":"snapshot"}')
 
 
+async def test_a_front_that_stands_still_is_told_and_asked_again(monkeypatch):
+    monkeypatch.setattr(client_module, "SILENT_TIMEOUT", 0.2)
+    async with Front(early()) as front, following(front) as feed:
+        await until(lambda: feed.link.phase == "reconnecting")
+        assert feed.link.detail == "the cluster sent nothing for 0.2 s"
+        await until(lambda: "the cluster answers again" in feed.link.news)
+
+
 async def test_large_states_are_taken_as_often_as_their_size_allows_and_the_newest_in_the_end(monkeypatch):
-    monkeypatch.setattr(feed_module, "BYTES_PER_SECOND", 10_000_000)
+    monkeypatch.setattr(feed_module, "BYTES_PER_SECOND", 2_000_000)  # half a second for each
     async with Front(many()) as front, following(front) as feed:
         await until(lambda: feed.states.heard)
         for number in range(100, 130):
             front.tell(msgspec.structs.replace(many(), number=number))
         await until(lambda: feed.states.state.number == 129)
-        assert feed.states.heard < 20
+        assert feed.states.heard < 20  # in ten seconds
 
 
 async def test_changes_are_sent_and_refusals_told_in_its_own_words():

@@ -64,10 +64,8 @@ def _link(frame: Frame, look: Look) -> Line:
             out = [(glyphs.down, "bad"), (f" reconnecting since {figures.seconds(link.seconds)}", "bad")]
         case "down":
             out = [(glyphs.down, "bad"), (f" down for {figures.seconds(link.seconds)}: ", "bad"), *detail]
-        case "locked":
+        case "locked" | "foreign":
             out = [(glyphs.down, "bad"), (" ", "bad"), *detail]
-        case "foreign":
-            out = [(glyphs.down, "bad"), (" not a cluster any more", "bad")]
         case _:
             out = [(glyphs.down, "warn"), (f" connecting, {figures.seconds(link.seconds)}", "warn")]
     if status.past is not None:
