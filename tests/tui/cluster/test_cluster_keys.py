@@ -369,6 +369,16 @@ async def test_what_is_told_of_transfers(watching):
         assert screen.app.focus_now.cluster.transfers == 0  # all of it is seen
 
 
+async def test_what_is_overdue_is_told_from_what_is_offered_where_it_is_narrow(watching):
+    async with watching((40, 14)) as screen:
+        overdue = msgspec.structs.replace(busy().transfers[0], phase="overdue")
+        screen.app.attached.hear(msgspec.structs.replace(busy(), transfers=(overdue, busy().transfers[2])))
+        screen.app.draw_frame()
+        await screen.press("2")
+        rows = [line.split() for line in screen.text("transfers").splitlines() if "→" in line]
+        assert [row[-4] for row in rows[:2]] == ["!", "O"], screen.text("transfers")
+
+
 async def test_before_and_after_are_beside_each_other(watching):
     async with watching() as screen:
         text = screen.text("interference")

@@ -22,6 +22,7 @@ _PHASES: dict[TransferPhase, str] = {  # roles of each
     "moving": "speed",
     "overdue": "bad",
 }
+_SIGNS: dict[TransferPhase, str] = {"offered": "O", "waiting": "W", "moving": "M", "overdue": "!"}  # where it is narrow
 ROOMY = 54  # cells from which on figures have columns
 WHEEL_ROWS = 3
 _NAME, _WAY = 9, 28  # cells of a worker's name, and at least of a request's with those of both workers
@@ -142,7 +143,7 @@ def _flying(view: ClusterView, one: TransferState, inner: int, look: Look) -> Li
     line: Line = [(_way(one.request, one.source, one.target, inner, look), "text")]
     age, role = _age(view, one), _PHASES[one.phase]
     if inner < ROOMY:
-        return fit([*line, (f"{one.phase[0].upper()}", role), (f"{age:>{max(0, inner - _WAY - 2)}}", "text")], inner)
+        return fit([*line, (_SIGNS[one.phase], role), (f"{age:>{max(0, inner - _WAY - 2)}}", "text")], inner)
     line += _cells((f"{one.blocks:,}", _size(one.nbytes), age, "", ""), "text", inner)[:3]
     return fit([*line, (f" {one.phase}", role)], inner)
 
