@@ -48,9 +48,9 @@ def test_a_command_works(command: str, folder: Path) -> None:
     done = subprocess.run(command, shell=True, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     if "--json >" in command:
-        assert [
-            one["simulation"]["complete"] for one in json.loads((folder / "scaling.json").read_text())["predictions"]
-        ]
+        predictions = json.loads((folder / "scaling.json").read_text())["predictions"]
+        assert predictions
+        assert all(one["simulation"]["complete"] for one in predictions)
     else:
         assert done.stdout.strip()
     if "docs.scaling" in command:

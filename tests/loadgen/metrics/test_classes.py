@@ -7,6 +7,7 @@ import pytest
 from loadgen.metrics.classes import PromptClasses
 from loadgen.metrics.latency import latencies
 from loadgen.metrics.summary import Figures
+from loadgen.metrics.window import Window
 from loadgen.outcome import Outcome, RequestRecord
 from tests.loadgen.metrics.records import record
 
@@ -44,6 +45,15 @@ def test_parts_merge_where_they_are_split_alike() -> None:
 
 
 def test_what_a_window_leaves_out_is_in_no_class() -> None:
+    figures = Figures(window=Window(10.0, 20.0), split=100)
+    for early_or_late in (9.0, 21.0):
+        figures.add(record(input_tokens=10, sent=early_or_late))
+    figures.add(record(input_tokens=500, sent=20.0))
+    assert figures.classes is not None
+    assert [one.turns for one in figures.classes.of.values()] == [0, 1]
+
+
+def test_the_classes_of_two_parts_are_merged() -> None:
     figures = Figures(split=100)
     figures.add(record(input_tokens=10))
     other = Figures(split=100)

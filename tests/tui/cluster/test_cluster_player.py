@@ -123,11 +123,10 @@ async def test_the_screen_of_a_recording(file, showing):
             ("plus", "a recording cannot be changed"),
             ("enter", "a recording of a cluster has no steps of its workers"),
             ("r", "this is a recording already"),
-            ("right_square_bracket", "inf times as fast"),
+            ("right_square_bracket", "1000 times as fast"),
         ):
-            player.speed = math.inf if key == "right_square_bracket" else player.speed
             await screen.press(key)
-            assert (words in screen.text("footer")) or key == "right_square_bracket"
+            assert words in screen.text("footer")
         await screen.press("space")
         assert screen.app.scrub.seq is None
     await attach.close()
