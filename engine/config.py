@@ -8,6 +8,7 @@ import msgspec
 
 from engine.kv_endpoint import KvPublishing
 from engine.protocol import Control, Quantize
+from engine.transfer.offer import LEASE_SECONDS
 
 # none: nothing is handed over. shared_memory: between engines of one host. parent: blocks of other hosts are fetched by
 # whoever started the engine; those of its own host are read as with shared_memory.
@@ -40,8 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     name: str = ""  # of an engine that is one of several
     host: str = ""  # who says the same can read its memory; "": this machine's own name for itself
     transfer: Transport = "none"  # how KV comes from other engines
-    lease_seconds: float = 300.0  # that blocks are kept for an engine that does not say it has them: queues are shorter
-    transfer_seconds: float = 20.0  # after which one that waits for blocks computes them itself
+    lease_seconds: float = LEASE_SECONDS  # that blocks are kept for an engine that does not say it has them
+    transfer_seconds: float = 20.0  # for a copy; between hosts for reading and writing each. Then all is computed
     tell_kv: bool = False  # what changes in the prefix cache, to the process that routes by it
     threads: int | None = None  # of the numerics; None: the machine's cores
     restarts: int = 0  # how often an engine was started before this one, after deaths

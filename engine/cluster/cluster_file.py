@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from engine.cli import LEAST_MODEL_LEN, between, number, size, size_or_none
-from engine.cluster.protocol import MOST_WORKERS, ClusterControl, Role, Routing
+from engine.cluster.options import LEAST_LEASE, MOST_LEASE
+from engine.cluster.protocol import MOST_LOCAL_PREFILL, MOST_WORKERS, ClusterControl, Role, Routing
 from engine.cluster.sizes import FIELDS
 from engine.config import EngineConfig
 from engine.protocol import (
@@ -123,8 +124,8 @@ CLUSTER: dict[str, Reader] = {
     "served-model-name": _text,
     "separate": _switch,
     "routing": _one_of(*get_args(Routing)),
-    "local-prefill": between(0, 1 << 20),
-    "lease-seconds": number(1, MOST_SECONDS, "a number of seconds"),
+    "local-prefill": between(0, MOST_LOCAL_PREFILL),
+    "lease-seconds": number(LEAST_LEASE, MOST_LEASE, "a number of seconds"),
     "transfer-seconds": number(1, MOST_SECONDS, "a number of seconds"),
     "start-seconds": number(1, MOST_SECONDS, "a number of seconds"),
 }

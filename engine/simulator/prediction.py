@@ -10,6 +10,7 @@ from engine.simulator.hardware import Roofline
 from engine.simulator.ideal import Ideal
 from engine.simulator.runner import StepCost
 from engine.simulator.slo import Slo
+from engine.transfer.offer import LEASE_SECONDS
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -144,7 +145,7 @@ class Pools(msgspec.Struct, frozen=True):
     control: ClusterControl
     link: float
     link_latency: float = 0.0
-    lease_seconds: float = 300.0
+    lease_seconds: float = LEASE_SECONDS
     slo: Slo | None = None
 
 

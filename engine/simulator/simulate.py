@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from engine.block_pool import IllegalState
 from engine.core import EngineCore
-from engine.hand_over import LEASE_SECONDS
 from engine.protocol import EngineInfo, Record
 from engine.request import RequestTooLarge
 from engine.sampling_params import SamplingParams
@@ -22,6 +21,7 @@ from engine.simulator.tally import Served, Tally
 from engine.simulator.tokens import TracedTokens, block_names
 from engine.trace_lengths import TracedRequest
 from engine.transfer.connector import KVConnector
+from engine.transfer.offer import LEASE_SECONDS
 
 
 class Simulator:

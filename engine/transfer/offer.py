@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# That an offer holds, if it is not said to. Whoever takes it may have a queue before that, and what is not taken in
+# time is computed twice; blocks that nobody will take are released by whoever knows so, long before.
+LEASE_SECONDS = 300.0
+
 
 class PoolPlace(msgspec.Struct, frozen=True):
     """Where an engine's KV pool can be read by others of its host, and how the blocks lie in it.

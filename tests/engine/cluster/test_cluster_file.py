@@ -115,6 +115,8 @@ def test_threads_follow_cpus(tmp_path: Path) -> None:
         (f"dtype: float8\n{POOLS}", "cluster.yaml:1: dtype: must be one of auto, bfloat16, float16, float32, got 'fl"),
         (f"separate: maybe\n{POOLS}", "cluster.yaml:1: separate: must be true or false, got 'maybe'"),
         (f"start-seconds: 0\n{POOLS}", "cluster.yaml:1: start-seconds: must be a number of seconds from 1 to 86400"),
+        (f"lease-seconds: 3601\n{POOLS}", "lease-seconds: must be a number of seconds from 0.1 to 3600, got '3601'"),
+        (f"local-prefill: 1048577\n{POOLS}", "local-prefill: must be a whole number from 0 to 1048576, got '1048577'"),
         (f"[1]: 2\n{POOLS}", "cluster.yaml:1: the file: a key must be a text, got a list"),
         ("pools: 3\n", "cluster.yaml:1: pools: must be keys and values, got '3'"),
         ("pools: {}\n", "cluster.yaml:1: pools: has none: it must have at least one of prefill, decode, replicas"),
