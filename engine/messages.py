@@ -150,7 +150,7 @@ class BeamOutput(msgspec.Struct, frozen=True):
     stop_token: int | None = None
 
 
-class Output(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Output(msgspec.Struct, frozen=True, tag=True, gc=False, omit_defaults=True):
     """One request's news of one step: a token, an end, or both. `error` explains reason `error`."""
 
     request: str
