@@ -10,6 +10,7 @@ import heapq
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from engine import forks
 from engine.beam_search import BeamGroup
@@ -307,17 +308,18 @@ class Scheduler:
 
     def rows_taken(self) -> int:
         """Rows of the batch that are or will be taken by what runs."""
-        will_run = (*self.running, *self.hand_over.receiving)
-        return len(will_run) + sum(request.num_rows - 1 for request in will_run if request.children)
+        running, receiving = self.running, self.hand_over.receiving
+        to_fork = sum(request.num_rows - 1 for request in chain(running, receiving) if request.children)
+        return len(running) + len(receiving) + to_fork
 
     def blocks_owed(self) -> int:
         """What those that run still need for the tokens that they have."""
-        return sum(map(self.kv.owed, (*self.running, *self.hand_over.receiving)))
+        return sum(map(self.kv.owed, chain(self.running, self.hand_over.receiving)))
 
     def rows_by_client(self) -> Counter[str]:
         """Rows of the batch that are or will be taken, by whose they are."""
         rows: Counter[str] = Counter()
-        for request in (*self.running, *self.hand_over.receiving):
+        for request in chain(self.running, self.hand_over.receiving):
             rows[request.scheduling.client] += request.num_rows
         return rows
 

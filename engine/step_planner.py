@@ -115,9 +115,7 @@ class StepPlanner:
         for other in reversed(self.scheduler.running):
             if other in requests or (other.beams is not None and other.beams is requests[0].beams):
                 return
-            if other.reason is not None or not other.table:
-                continue
-            if self.rows.keys().isdisjoint(self.scheduler.members(other)):
+            if other.reason is None and other.table and self.rows.keys().isdisjoint(self.scheduler.members(other)):
                 yield other
 
     # Those that wait
@@ -137,7 +135,8 @@ class StepPlanner:
             self.note_wait("share")
             return
         # Whose KV another engine has need no tokens of this step's.
-        receives = any(request.incoming is not None for request in candidates)
+        connector = scheduler.hand_over.connector
+        receives = connector is not None and any(request.incoming is not None for request in candidates)
         full_of = self._full_of(candidates[0], rows)
         if full_of == "rows" or (full_of is not None and not receives):
             return
