@@ -125,8 +125,10 @@ def _connector(
     links: Links,
 ) -> KVConnector:
     """How this engine gets others' KV, and they its own, which lies in `memory`. Raises SettingError if they cannot."""
-    blocks, layout = runner.blocks, (config.quantize, config.block_size)
-    compatibility = compatibility_of(config.model, resolved.folder, resolved.config, info.dtype, *layout)
+    compatibility = compatibility_of(
+        config.model, resolved.folder, resolved.config, info.dtype, config.quantize, config.block_size
+    )
+    blocks = runner.blocks
     place = memory.place(config.host or own_host(), blocks.shape, blocks.stride(), blocks.element_size())
     try:
         check_others_map(place)
@@ -134,9 +136,14 @@ def _connector(
         raise SettingError(
             f"transfer {config.transfer}: {error}; this engine can only serve alone (transfer none)"
         ) from error
-    pool, faults = pool_in(memory.buffer, place), Faults(config.faults).of_transfers()
     near = SharedMemoryConnector(
-        config.name, compatibility, place, pool, links.wake, faults=faults, patience=config.transfer_seconds
+        config.name,
+        compatibility,
+        place,
+        pool_in(memory.buffer, place),
+        links.wake,
+        faults=Faults(config.faults).of_transfers(),
+        patience=config.transfer_seconds,
     )
     return near if config.transfer == "shared_memory" else ParentConnector(near, links.pull)
 

@@ -40,6 +40,7 @@ from engine.messages import (
 )
 from engine.protocol import LiveRequests, Record, encode
 from engine.sender import Sender
+from engine.transfer.parent import ParentConnector
 from engine.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -177,9 +178,8 @@ class CoreLoop:
             case Release(leases):
                 self._core.release(leases)
             case Pulled():
-                pulled: Callable[[Pulled], None] | None = getattr(self._core.connector, "pulled", None)
-                if pulled is not None:  # else it is of an engine before this one
-                    pulled(message)
+                if isinstance(self._core.connector, ParentConnector):  # else it is of an engine before this one
+                    self._core.connector.pulled(message)
             case Wake():
                 pass
             case Start():

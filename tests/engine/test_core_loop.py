@@ -33,6 +33,7 @@ from engine.messages import (
 from engine.protocol import Record, decode_item, decode_snapshot
 from engine.request import RequestTooLarge
 from engine.sampling_params import BeamParams, SamplingParams
+from engine.transfer.parent import ParentConnector
 from tests.engine.handing import Handing
 from tests.engine.loops import Talk, loop_of, recorder_of
 from tests.engine.mirror import greedy, mirror_core
@@ -366,7 +367,9 @@ def test_an_answer_to_a_pull_is_the_connectors_affair() -> None:
     both, pulled = handing(), []
     talk = Talk(Pulled("r0", "lease"), Shutdown())
     loop_of(both.cores["p"], talk.inbox, talk.sender).run()  # this one never asks for any
-    both.connectors["d"].pulled = pulled.append  # type: ignore[attr-defined]
+    connector = ParentConnector(both.connectors["d"], lambda pull: None)  # type: ignore[arg-type]
+    connector.pulled = pulled.append  # type: ignore[method-assign]
+    both.cores["d"].connector = connector
     talk.inbox.put(Pulled("r0", "lease", "it broke off"))
     talk.inbox.put(Shutdown())
     loop_of(both.cores["d"], talk.inbox, talk.sender).run()
