@@ -231,8 +231,17 @@ def test_the_end_of_a_transfer_wakes_a_loop_that_has_nothing_else_to_do(workers:
     assert [row.kind for row in second.rows] == ["decode"]
 
 
-def test_an_abort_waits_until_nothing_is_written_any_more(workers: Workers, wanted: list[int]) -> None:
-    prefill, decode = workers.prefill, workers.decode
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Worker]:
+    """It takes a second at least for what it copies."""
+    worker = Worker(tmp_path, "decode-2", faults=("slow-transfer=0.5%1",))
+    yield worker
+    worker.close()
+
+
+def test_an_abort_waits_until_nothing_is_written_any_more(workers: Workers, slow: Worker, wanted: list[int]) -> None:
+    prefill, decode = workers.prefill, slow
+    assert decode.ready
     offer, token = prefill.prefill("a")
     decode.go_on("a", offer, token)
     decode.until_receiving()
