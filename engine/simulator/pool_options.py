@@ -40,7 +40,8 @@ def add_pools(add: Adder) -> None:
         "--slo",
         type=_slo,
         metavar="LIMITS",
-        help="such as ttft=500ms,itl=50ms: tell how many requests keep to them, each gap between tokens too",
+        help="such as ttft=500ms,itl=50ms: tell how many requests keep to them, each gap between tokens too; "
+        "ttft and e2e count from when a request was due (loadgen's ttft_scheduled and e2el_scheduled)",
     )
     add(
         "--ratios",

@@ -1,4 +1,8 @@
-"""Limits that a request must keep to, to count as served well: what `loadgen --slo` has too."""
+"""Limits that a request must keep to, to count as served well.
+
+`ttft` and `e2e` count from when a request was due, so that one that comes late counts as such: what loadgen calls
+`ttft_scheduled` and `e2el_scheduled`.
+"""
 
 from __future__ import annotations
 
