@@ -44,7 +44,7 @@ class ClusterWatch:
         watch = cls(http, url, first)
         try:
             ready = [worker for worker in first.workers if worker.phase == "ready"]
-            if len(ready) <= MOST_STREAMS:
+            if len(first.workers) <= MOST_STREAMS:
                 await asyncio.gather(*(watch._follow(worker, new=False) for worker in ready))
         except BaseException:
             await watch.close()
@@ -53,7 +53,7 @@ class ClusterWatch:
         return watch
 
     async def _follow(self, worker: WorkerState, *, new: bool) -> None:
-        """Read a worker's stream, from its engine's beginning if it came while this watched."""
+        """Read a worker's stream, from its engine's beginning if it came to be ready while this watched."""
         url = f"{self.url}{worker.path}"
         snapshot = await read_snapshot(self.http, url)
         if snapshot is not None:
@@ -75,7 +75,8 @@ class ClusterWatch:
             known = worker.name in self._streams or worker.phase != "ready"
             if not known and len(self._streams) < MOST_STREAMS and len(self.first.workers) <= MOST_STREAMS:
                 with contextlib.suppress(EngineError):  # it may be gone again
-                    await self._follow(worker, new=worker.name not in self._before)
+                    before = self._before.get(worker.name)
+                    await self._follow(worker, new=before is None or before.phase in ("starting", "dead"))
 
     async def finish(self) -> dict[str, Any]:
         """Read all streams up to their engines' present state, stop, and give the figures. Raises `EngineError`."""
@@ -83,7 +84,7 @@ class ClusterWatch:
         try:
             await self._take(await read_cluster(self.http, self.url))
             names = list(self._streams)
-            figures = await asyncio.gather(*(self._finish(self._streams[name]) for name in names))
+            figures = await asyncio.gather(*(self._finish(name, self._streams[name]) for name in names))
         finally:
             await self.close()
         told = dict(zip(names, figures, strict=True))
@@ -98,12 +99,14 @@ class ClusterWatch:
         ]
         return cluster_figures(self.first, self.last, runs)
 
-    @staticmethod
-    async def _finish(stream: EngineWatch) -> dict[str, Any]:
-        """A worker's figures: up to the last record that came, if it is gone."""
+    async def _finish(self, name: str, stream: EngineWatch) -> dict[str, Any]:
+        """A worker's figures: up to the last record that came, if it is gone. Raises `EngineError`."""
         try:
             return await stream.finish()
         except EngineError:
+            now = await read_cluster(self.http, self.url)
+            if now is not None and any(worker.name == name and worker.phase == "ready" for worker in now.workers):
+                raise  # it is there: half of its figures would pass for all
             return stream.so_far()
 
     async def _stop_looking(self) -> None:

@@ -11,7 +11,7 @@ from golden import GoldenServer, answer
 from golden_cluster import GoldenCluster, state, worker
 from steps import record, row, snapshot
 
-from engine.cluster.protocol import Interference, RouterState, StepTimes, TransferTotals
+from engine.cluster.protocol import Interference, RouterState, StepTimes, TransferTotals, WorkerPhase
 from engine.protocol import Arrived, Counters, Joined, Record, SharingLedger, Snapshot, Transferred
 from loadgen import cluster_calls, cluster_watch
 from loadgen.client import open_http
@@ -114,6 +114,43 @@ async def test_a_worker_that_comes_is_read_from_its_beginning(monkeypatch: pytes
     assert told["cluster"]["workers"]["decode-1"]["decode_tokens"] == 2
     assert (told["decode_tokens"], told["cluster"]["pools"]["decode"]["workers"]) == (5, 2)
     assert told["cluster"]["pools"]["decode"]["imbalance"] == pytest.approx(3 / 2.5)
+
+
+@pytest.mark.parametrize("phase", ["starting", "dead"])
+async def test_a_worker_that_was_not_ready_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, phase: WorkerPhase
+) -> None:
+    monkeypatch.setattr(cluster_watch, "EVERY", 0.01)
+    async with two() as server:
+        ready = server.now
+        server.now = state(worker("prefill-0"), worker("decode-0", phase=phase))
+        watch = await watched(server)
+        server.read.add("decode-0")  # it has done all that when it is first seen
+        server.now = ready
+        while "decode-0" not in server.asked_from:
+            await asyncio.sleep(0.01)
+        told = await finished(watch)
+    assert told["cluster"]["workers"]["decode-0"]["decode_tokens"] == 3
+    assert told["decode_tokens"] == 3
+
+
+async def test_a_worker_that_is_there_and_tells_nothing_is_no_worker_that_is_gone() -> None:
+    async with two() as server:
+        watch = await watched(server)
+        while watch._streams["decode-0"].ledger.next_seq < 4:
+            await asyncio.sleep(0.01)
+        del server.records["decode-0"]
+        with pytest.raises(EngineError, match="/workers/decode-0/engine/snapshot is gone"):
+            await finished(watch)
+
+
+async def test_all_of_a_large_cluster_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are not ready yet count too: they could not be followed later."""
+    monkeypatch.setattr(cluster_watch, "MOST_STREAMS", 1)
+    async with two() as server:
+        server.now = state(worker("prefill-0"), worker("decode-0", phase="starting"))
+        await finished(await watched(server))
+    assert not server.asked_from
 
 
 async def test_of_a_worker_that_goes_is_told_what_came() -> None:
