@@ -42,7 +42,7 @@ async def compare(sides: Sides, arguments: argparse.Namespace, interrupt: Interr
                 if repeats > 1:
                     await _warm_up(sides, folder, bench, warm)
                 await _measure(sides, repeats, folder, bench, runs)
-        _report(sides, runs, conditions_of(sides, warm, repeats), bench.stopped, arguments)
+        _report(sides, runs, conditions_of(sides, warm, repeats, bench.kept), bench.stopped, arguments)
         if problems:
             raise problems[0]
         return EXIT_INTERRUPTED if bench.stopped else max(exit_code(run) for _, run in runs)
@@ -77,8 +77,9 @@ async def _warm_up(sides: Sides, folder: Path, bench: Bench, warm: Collection[st
             raise asyncio.CancelledError
 
 
-def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
-    """What a reader must know of how the sides were measured."""
+def conditions_of(sides: Sides, warm: Collection[str], repeats: int, kept: Collection[str]) -> str:
+    """What a reader must know of how the sides were measured. Servers that are `kept` did not forget their cache before
+    each run; those that are `warm` did not when they were asked first."""
     urls = {side.settings.url for side in sides}
     told = []
     if (sides[0].pools is None) != (sides[1].pools is None):
@@ -87,12 +88,15 @@ def conditions_of(sides: Sides, warm: Collection[str], repeats: int) -> str:
             f"resources are not equal: every worker of a cluster has KV memory of its own, {alone.name} has one"
         )
     if _is_started_once(sides):
-        told.append("one cluster for both sides, switched while it ran; its prefix caches were emptied before each run")
+        emptied = "were not emptied before each run, though it was asked to" if kept else "were emptied before each run"
+        told.append(f"one cluster for both sides, switched while it ran; its prefix caches {emptied}")
     elif None in urls:
         each = "side" if repeats == 1 else "side and repeat"
         told.append(f"a fresh engine for each {each}, its prefix cache empty")
-    if urls - {None} - set(warm):
+    if urls - {None} - set(warm) - set(kept):
         told.append("the server's prefix cache was emptied before each run")
+    if (urls & set(kept)) - set(warm):
+        told.append("a server's prefix cache was not emptied before each run, though it was asked to")
     if warm and repeats > 1:
         told.append("the server's prefix cache was as the run before left it; a first run was not counted")
     elif warm and len(urls) == 1:

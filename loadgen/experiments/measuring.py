@@ -12,9 +12,8 @@ import aiohttp
 from rich.console import Console
 
 from loadgen.client import open_http
-from loadgen.cluster_calls import read_cluster
 from loadgen.command import Interrupt
-from loadgen.engine_watch import CALL_TIMEOUT, EngineError
+from loadgen.engine_watch import CALL_TIMEOUT
 from loadgen.keys import Keys
 from loadgen.perform import RunBroken, perform
 from loadgen.results.output import OutputError, temporary_folder
@@ -36,6 +35,7 @@ class Bench:
     def __init__(self, console: Console, interrupt: Interrupt, keys: Keys) -> None:
         self._console, self._interrupt, self._keys = console, interrupt, keys
         self._shared: Target | None = None
+        self.kept: set[str] = set()  # servers that did not forget their cache before each run
 
     @contextlib.asynccontextmanager
     async def sharing(self, settings: Settings | None) -> AsyncIterator[None]:
@@ -64,8 +64,9 @@ class Bench:
     async def measure(self, settings: Settings, path: Path, label: str) -> RunFile:
         """One run. A file that is there is written anew. Raises as `perform` and `open_target`."""
         async with self._target(settings) as target:
-            if settings.url is not None or self._shared is not None:
-                await self.forgets(target.url)
+            is_used_again = settings.url is not None or self._shared is not None
+            if is_used_again and not await self.forgets(target.url):
+                self.kept.add(target.url)
             with self._interrupt.reported() as stop:
                 try:
                     return await perform(settings, target, path, self._console, Steering(stop), label, overwrite=True)
@@ -78,20 +79,13 @@ class Bench:
         return open_target(settings, self._console, self._keys)
 
     async def forgets(self, url: str) -> bool:
-        """Tell a paged-engine, or all of a cluster, to forget its prefix cache; False: it is none, and what a run left
-        is there for the next."""
+        """Tell a paged-engine, or a cluster, which tells all its workers, to forget its prefix cache; False: it did
+        not, and what a run left is there for the next."""
         async with open_http(self._keys.at(url).engine) as http:
-            with contextlib.suppress(EngineError):  # the run itself tells what is wrong
-                if (cluster := await read_cluster(http, url)) is not None:
-                    return all([await _forgets(http, f"{url}{worker.path}") for worker in cluster.workers])
-            return await _forgets(http, url)
-
-
-async def _forgets(http: aiohttp.ClientSession, url: str) -> bool:
-    with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
-        async with http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
-            return reply.status == 200
-    return False
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):  # the run itself tells what is wrong
+                async with http.post(f"{url}{CLEAR}", timeout=CALL_TIMEOUT, allow_redirects=False) as reply:
+                    return reply.status == 200
+        return False
 
 
 @contextlib.contextmanager

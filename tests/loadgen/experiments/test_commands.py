@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,13 @@ class Clearing(GoldenServer):
     def __init__(self, script_of: Callable[[dict[str, Any]], Any]) -> None:
         super().__init__(script_of)
         self.cleared = 0
+        self.most = inf  # times that it forgets; then it fails
         self.app.router.add_post("/engine/cache/clear", self._clear)
 
     async def _clear(self, _: web.Request) -> web.Response:
         self.cleared += 1
+        if self.cleared > self.most:
+            return web.json_response({"error": {"message": "a worker cannot"}}, status=500)
         return web.json_response({"cleared_blocks": 0, "step": 0})
 
 
@@ -85,6 +89,21 @@ async def test_compare_finds_the_slower_server(tmp_path: Path) -> None:
     assert "slow differs from quick:" in out
     assert "emptied before each run" in document["conditions"]
     assert "a first run was not counted" in document["conditions"]
+
+
+async def test_a_cache_that_was_not_emptied_is_told(tmp_path: Path) -> None:
+    """It was when each side asked first, and before the first run."""
+    trace, out_file = write_trace(tmp_path / "t.jsonl"), tmp_path / "out.json"
+    async with Clearing(as_asked(0.0, 0.0)) as server:
+        server.most = 3
+        code, _, err = await loadgen(
+            *("compare", trace, "--url", server.url, "--repeat", 1, "--json", out_file, "--a", "speed=2", "--b", "")
+        )
+    assert code == 0, err
+    assert server.cleared == 4
+    assert json.loads(out_file.read_text())["conditions"] == (
+        "a server's prefix cache was not emptied before each run, though it was asked to"
+    )
 
 
 async def test_compare_with_one_repeat_is_two_runs(tmp_path: Path) -> None:
