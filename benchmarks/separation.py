@@ -29,7 +29,17 @@ from rich.console import Console
 from benchmarks.compare import tell_if_busy
 from benchmarks.options import check_file
 from benchmarks.report import machine
-from benchmarks.separation_load import CHAT_OUTPUT, CHAT_PROMPT, LONG_PROMPT, Load, Speed, chosen, fitted, stopped_share
+from benchmarks.separation_load import (
+    CHAT_OUTPUT,
+    CHAT_PROMPT,
+    LONG_PROMPT,
+    MOST_USERS,
+    Load,
+    Speed,
+    chosen,
+    fitted,
+    stopped_share,
+)
 from engine.cli import between, number
 from engine.config import DEFAULT_MODEL
 from loadgen.command import Interrupt
@@ -47,6 +57,7 @@ AIM = 0.5  # p99 ITL of chats, separated against colocated with prompts in one s
 WARMUP = 0.2  # of a run's seconds: left out of the figures
 FEW, MANY = 8, 48  # chats at once, when steps are measured first
 LEAST_ROUNDS = 3  # that show anything: a coin falls three times on one side in a quarter of cases
+TOO_FEW = "not shown: too few rounds"
 KV_MEMORY = "2GiB"  # of each worker: nothing is to be preempted
 TURNS = 200  # of a user: more than a run is long
 
@@ -227,9 +238,8 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
         f"{load.users} users chat without a pause (prompts of {CHAT_PROMPT} tokens, answers of {CHAT_OUTPUT}), and a "
         f"prompt of {LONG_PROMPT:,} tokens comes every {1 / load.rate:.1f} s. Chosen from what one worker does alone: "
         f"such a prompt takes {speed.prefill:.2f} s, a decode step {speed.step * 1000:.1f} ms and "
-        f"{speed.row * 1000:.2f} ms more for each row. Long prompts fill three quarters of a prefill worker; there are "
-        "as many chats as it takes for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that "
-        "p99 is one of them. How many were, is in the last row. The first fifth of each run is left out.",
+        f"{speed.row * 1000:.2f} ms more for each row. Long prompts fill three quarters of a prefill worker; "
+        f"{_how_many(load)}. How many were, is in the last row. The first fifth of each run is left out.",
         "",
         f"| | {' | '.join(way.name for way in ways)} |",
         f"| --- |{' ---: |' * len(ways)}",
@@ -253,18 +263,33 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
     return "\n".join(lines) + "\n"
 
 
+def _how_many(load: Load) -> str:
+    """Why there are so many chats."""
+    wanted = "for stops by long prompts to be 2.5 % of all gaps between a chat's tokens, so that p99 is one of them"
+    if load.users < MOST_USERS:
+        return f"there are as many chats as it takes {wanted}"
+    return f"it would take more chats than the {MOST_USERS} that there are at most, or as many, {wanted}"
+
+
 def verdict(rounds: Sequence[dict[str, Ran]]) -> str:
     """What was measured, in words. What is not of one direction in all of several rounds is not shown."""
     told = ratios(rounds, SEPARATE, WHOLE, P99)
-    met = "met" if statistics.median(told) <= AIM else "**missed**"
+    within, enough = statistics.median(told) <= AIM, len(rounds) >= LEAST_ROUNDS
+    if enough:
+        met = "met" if within else "**missed**"
+    else:
+        met = f"{'within' if within else '**not** within'} the aim, but {TOO_FEW}"
     words = [f"p99 ITL of chats is {_ratio(told)} of that of colocated workers with prompts in one step: {met}."]
     for way in (WHOLE, CHUNKED):
         kinds = (("p99 ITL of chats", P99, False), ("output tokens/s", THROUGHPUT, True))
         for name, title, more_is_better in kinds:
             found = ratios(rounds, SEPARATE, way, title)
-            shown = len(found) >= LEAST_ROUNDS and (found[0] > 1 or found[-1] < 1)
-            better = (found[0] > 1) == more_is_better
-            what = ("better" if better else "worse") if shown else "no difference shown"
+            if not enough:
+                what = TOO_FEW
+            elif found[0] > 1 or found[-1] < 1:
+                what = "better" if (found[0] > 1) == more_is_better else "worse"
+            else:
+                what = "no difference shown"
             words.append(f"Against {way.name}: {name} {_ratio(found)}, {what}.")
     stopped = median(rounds, WHOLE, STOPPED)
     if stopped < 0.01:

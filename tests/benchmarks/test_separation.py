@@ -103,9 +103,22 @@ def test_the_verdict_says_what_all_rounds_say() -> None:
     assert "p99 ITL of chats is 0.09 (0.08 to 0.10) of that of colocated workers with prompts in one step: met." in said
     assert "Against colocated, prompts in chunks: p99 ITL of chats 1.13 (0.67 to 1.60), no difference shown." in said
     assert "Against colocated, prompts in one step: output tokens/s 0.90 (0.90 to 0.90), worse." in said
-    few = verdict(rounds_of((300, 300, 200)))
-    assert "**missed**" in few
-    assert few.count("no difference shown") == 4
+    assert "in one step: **missed**." in verdict(rounds_of(*[(300, 300, 200)] * 3))
+
+
+def test_too_few_rounds_show_nothing() -> None:
+    for p99, within in ((300, "0.67 (0.67 to 0.67) of"), (2600, "0.08 (0.08 to 0.08) of")):
+        few = verdict(rounds_of(*[(p99, 300, 200)] * 2))
+        assert within in few
+        assert ("**not** within the aim" if p99 == 300 else ": within the aim, but not shown: too few rounds.") in few
+        assert few.count("not shown: too few rounds") == 5
+        assert not any(word in few for word in (": met", "missed", "better", "worse", "no difference"))
+
+
+def test_a_load_at_its_bound_is_told() -> None:
+    options = argparse.Namespace(model="tiny", seconds=20.0, rounds=1, ways="all")
+    for users, told in ((199, "there are as many chats as it takes for stops"), (200, "more chats than the 200 that")):
+        assert told in report(SPEED, Load(users, 0.3), rounds_of((2600, 300, 200)), options)
 
 
 def test_a_p99_without_stops_is_told() -> None:
