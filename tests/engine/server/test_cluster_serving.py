@@ -138,8 +138,13 @@ def test_a_signal_lets_requests_end_and_leaves_no_engine_behind(start_server):
 
 
 def test_a_deadline_holds_over_two_engines(http):
-    before = handed_over(http)
-    answer = complete(http, max_tokens=3500, timeout=0.5)
+    for timeout in (0.5, 1.0, 2.0, 4.0, 8.0):  # a slow machine has no token in the first; nor is it done in the last
+        http.post("/engine/cache/clear").raise_for_status()
+        before = handed_over(http)
+        body = {"prompt": PROMPT, "max_tokens": 3500, "ignore_eos": True, "timeout": timeout}
+        answer = http.post("/v1/completions", json=body).json()
+        if answer.get("usage", {}).get("completion_tokens"):
+            break
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "deadline"
     assert 0 < answer["usage"]["completion_tokens"] < 3500
@@ -202,7 +207,7 @@ def test_a_client_hears_each_token_once_though_its_engine_is_killed(http, server
     assert streamed(http, lambda: busy_engine(server).kill(), **whole, stop=stop) == (before, used)
     state = cluster_of(http)
     assert state["router"]["recovered"] == 1
-    assert [worker["restarts"] for worker in state["workers"]] == [0, 1]
+    assert sum(worker["restarts"] for worker in state["workers"]) == 1
 
 
 def busy_engine(server: Server) -> psutil.Process:
