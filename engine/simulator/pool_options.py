@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from engine.simulator.slo import Slo
 
 COLOCATED = "colocated"
-LINK = 7.5e9  # what shared memory gave for scattered blocks (benchmarks/results/2026-11-30-hand-over.md)
+# What shared memory gave for scattered blocks beside eight busy programs; a quieter machine gave 12.2e9
+# (benchmarks/results/2026-11-30-hand-over.md).
+LINK = 7.5e9
 LINK_LATENCY = 0.002
 _RATIO = re.compile(r"(\d{1,4}):(\d{1,4})")
 _BANDWIDTH = number(1, 1e18, "bytes a second")
