@@ -91,7 +91,7 @@ async def _run(plan: ClusterPlan, chosen: ServeSettings, listener: socket.socket
     shared = msgspec.structs.replace(
         plan.pools[0].config, transfer="parent", log_format=chosen.logging.format, log_level=chosen.logging.level
     )
-    cluster = Cluster(shared, chosen, nodes.start, plan.control)
+    cluster = Cluster(shared, chosen, nodes.start, plan.control, own=plan.own)
     bringing, losing = asyncio.create_task(bring_back(cluster, nodes)), asyncio.create_task(until_lost(nodes.head))
     losing.add_done_callback(_end)
     try:

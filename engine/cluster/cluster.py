@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,7 +47,7 @@ class Likeness(NamedTuple):
 class Cluster:
     """`config` is that of each worker, but for its name and what follows from the role: faults for one of them are
     `NAME:FAULT`. `cores` are shared by all workers (None: each is told by `config.threads`), and so is `memory`, in
-    bytes (None: their KV is elsewhere).
+    bytes (None: their KV is elsewhere). `own` has fields of the config in which a role's workers differ.
 
     `start` begins a worker's engine; it may wait, and is called in threads. It may raise CannotStart.
     """
@@ -60,6 +60,7 @@ class Cluster:
         control: ClusterControl,
         cores: int | None = None,
         memory: int | None = None,
+        own: Callable[[Role], Mapping[str, Any]] = lambda role: {},
     ) -> None:
         sizes.check(control)
         self.config = config
@@ -70,6 +71,7 @@ class Cluster:
         self.separate = False  # prompts are prefilled by others than those who decode: asked for with every step
         self._cores = cores
         self._memory = memory
+        self._own = own
         self._start = start
         self._workers: dict[str, Worker] = {}  # in the order of their starts
         self._tasks: dict[Worker, asyncio.Task[None]] = {}  # that keep them alive
@@ -235,6 +237,7 @@ class Cluster:
             transfer="none" if role == "replica" else self.config.transfer,
             tell_kv=True,
             faults=tuple(fault for whose, _, fault in faults if whose in ("", name)),
+            **self._own(role),
         )
         if self._cores is not None:
             threads = max(1, self._cores // sizes.total(self.control))

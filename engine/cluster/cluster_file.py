@@ -133,6 +133,17 @@ _OF_CONTROL = ("separate", "routing", "local-prefill")
 _OF_ENGINES = ("lease-seconds", "transfer-seconds")
 _OF_PLAN = ("address", "host", "port", "served-model-name", "start-seconds")
 COMMON = ("model", "dtype", "quantize", "block-size", "seed")  # engines that differ in one answer differently
+OF_POOLS = (  # fields of EngineConfig that pools may differ in; the others are the cluster's
+    "device",
+    "kv_memory",
+    "swap_space",
+    "max_model_len",
+    "threads",
+    "check_invariants",
+    "check_every",
+    "crash_dir",
+    "step_timeout",
+)
 LEAST_AMOUNT, MOST_AMOUNT = 0.0001, 1e9  # of a resource that an operator has named; Ray counts them in the least
 # What Ray counts without being told so. Processors have keys of their own, and memory is Ray's own business.
 _RAYS = {"CPU": "cpus", "GPU": "gpus", "memory": "", "object_store_memory": ""}
@@ -171,6 +182,11 @@ class ClusterPlan(msgspec.Struct, frozen=True):
             if pool.role == role:
                 return pool
         return msgspec.structs.replace(self.pools[0], role=role, workers=0, resources=())
+
+    def own(self, role: Role) -> dict[str, Any]:
+        """What engines of a role have of their own, by the fields of EngineConfig."""
+        config = self.pool(role).config
+        return {field: getattr(config, field) for field in OF_POOLS}
 
 
 class _Given(NamedTuple):

@@ -38,17 +38,6 @@ CONNECT_SECONDS = 30.0
 AGAIN_SECONDS = 0.1  # between two looks at whether an actor is back
 LOOK_SECONDS = 0.25  # between two looks at whether a start is called off
 WAIT_SECONDS = 5.0  # that a worker waits for room before it is said
-OF_POOLS = (  # fields of EngineConfig that pools may differ in; the others are the cluster's
-    "device",
-    "kv_memory",
-    "swap_space",
-    "max_model_len",
-    "threads",
-    "check_invariants",
-    "check_every",
-    "crash_dir",
-    "step_timeout",
-)
 END_SECONDS = 5.0  # that engines have to end before Ray is left
 _log = logging.getLogger(__name__)
 
@@ -86,8 +75,6 @@ class RayNodes:
         pool = self._plan.pool(spec.role)
         actor = self._actor(spec.name, pool)
         life = f"{spec.name}-{secrets.token_hex(4)}"
-        own = {field: getattr(pool.config, field) for field in OF_POOLS}
-        spec = msgspec.structs.replace(spec, config=msgspec.structs.replace(spec.config, **own))
         try:
             begun = self._begin(spec, pool, actor, life)
         except CannotStart:

@@ -186,7 +186,7 @@ async def front(two_nodes: Nodes, plan: ClusterPlan) -> AsyncIterator[Front]:
     nodes.check_room()
     shared = msgspec.structs.replace(plan.pools[0].config, transfer="parent")
     settings = ServeSettings(("tiny",), recovery=Recovery(max_restarts=10, drain_timeout=5.0))
-    cluster = Cluster(shared, settings, nodes.start, plan.control)
+    cluster = Cluster(shared, settings, nodes.start, plan.control, own=plan.own)
     front = Front(nodes, cluster)
     fill = RayCore.fill
 
