@@ -113,7 +113,8 @@ class Cluster:
         if self.client.info is None:
             return f"the engines are loading {self.settings.names[0]}"
         workers = self._workers.values()
-        if any(one.role in sizes.SERVING and one.phase == "ready" and one.serves for one in workers):
+        able = [one for one in workers if one.phase == "ready" and one.serves]
+        if (self._complete.is_set() and able) or any(one.role in sizes.SERVING for one in able):
             return None
         told = [f"{one.name}: {one.reason}" for one in workers if one.role in sizes.SERVING and one.reason]
         return "; ".join(["no decode worker or replica can serve now", *told])
@@ -270,8 +271,8 @@ class Cluster:
 
     @property
     def _may_serve(self) -> bool:
-        """Whether somebody can end what a request wants, now or when they have started."""
-        return any(one.role in sizes.SERVING and one.phase != "dead" for one in self._workers.values())
+        """Whether somebody can serve, now or when they have started."""
+        return any(one.phase != "dead" for one in self._workers.values())
 
     def _end_with(self, error: GaveUp) -> None:
         """The cluster cannot be kept alive."""
@@ -452,8 +453,8 @@ class Cluster:
 
     def _note_workers(self) -> None:
         """To be called whenever workers, their phases or the control have changed."""
-        has_prefill = any(worker.role == "prefill" and worker.phase == "ready" for worker in self._workers.values())
-        self.separate = self.control.separate and has_prefill
+        ready = {worker.role for worker in self._workers.values() if worker.phase == "ready"}
+        self.separate = self.control.separate and {"prefill", "decode"} <= ready
         self._note_change()
 
     def _note_change(self) -> None:

@@ -63,7 +63,7 @@ class Way:
         self.at: str = ""
         self.client: CoreClient | None = None
         self.work: Work | None = None
-        self.been: list[tuple[str, CoreClient]] = []  # whose engines may still know its requests by their names
+        self.been: dict[str, CoreClient] = {}  # whose engines may still know its requests by their names
         self.waits_since: float | None = None  # for a worker that can take it
         self.why = ""  # what last happened to the engine that had it
 
@@ -195,8 +195,7 @@ class Dispatcher:
             self.router.close(name)
             self.router.forget(name)
             for lease, source in self.leases.without_target(name):
-                self._placed.pop(lease, None)
-                self._release(source, lease)
+                self._release(source, lease, self._placed.pop(lease, None))
             offers = ((way, way.journey.offer) for way in self._waiting)
             ways += [way for way, offer in offers if offer is not None and offer.engine == name]
         for way in ways:
@@ -231,7 +230,7 @@ class Dispatcher:
             way.journey.taken(told.lease)
         done = self.leases.taken(told, self._clock(), time.time())
         if done is not None:
-            self._release(done.source, told.lease)
+            self._release(done.source, told.lease, way)
             self._ended(done)
             self._changed()
 
@@ -274,9 +273,9 @@ class Dispatcher:
 
     def _send_on(self, way: Way) -> None:
         """Have a worker do what is next; if none can, wait for one."""
-        avoid = {name for name, client in way.been if name in self._places and self._places[name].client is client}
+        gone: set[str] = set()  # have died, and that has yet to be told
         while True:
-            chosen = self._choose(way, avoid | self._quiet) or (self._choose(way, avoid) if self._quiet else None)
+            chosen = self._chosen(way, gone | self._quiet) or (self._chosen(way, gone) if self._quiet else None)
             if chosen is None:
                 self._wait(way)
                 return
@@ -286,7 +285,26 @@ class Dispatcher:
                 self.local += chosen.is_local
                 self._send(way, chosen.worker, client, chosen.cached, chosen.is_prefill)
                 return
-            avoid.add(chosen.worker)  # it has died, and that has yet to be told
+            gone.add(chosen.worker)
+
+    def _chosen(self, way: Way, avoid: set[str]) -> Chosen | None:
+        """Where nobody decodes, a prefill worker serves a request whole. What it was offered is of no use then: whoever
+        computed it finds it in its cache."""
+        if (chosen := self._choose(way, avoid | self._knowing(way))) is not None:
+            return chosen
+        offer = way.journey.offer
+        if offer is not None:
+            if not self.router.can("prefill", avoid | self._knowing(way) - {offer.engine}):
+                return None
+            self._withdraw(way)
+        length, rows = self._length(way.journey), way.journey.rows
+        target = self.router.choose("prefill", length, way.names, rows, avoid | self._knowing(way))
+        return None if target is None else Chosen(target.worker, target.cached_tokens, is_prefill=False, is_local=False)
+
+    def _knowing(self, way: Way) -> set[str]:
+        """Workers whose engines have had it, and may not be rid of it yet."""
+        there = ((self._places.get(name), client) for name, client in way.been.items())
+        return {place.name for place, client in there if place is not None and place.client is client}
 
     def _choose(self, way: Way, avoid: set[str]) -> Chosen | None:
         journey, router, control = way.journey, self.router, self.control
@@ -318,7 +336,7 @@ class Dispatcher:
         adds = (journey.prefill(now),) if is_prefill else journey.decode(now)
         rows = 0 if is_prefill else journey.rows
         way.at, way.client = worker, client
-        way.been.append((worker, client))
+        way.been[worker] = client
         way.work = self.router.begin(worker, length, cached, way.names, rows, computed=offer is not None)
         if offer is not None:
             self._placed[offer.lease] = way
@@ -380,7 +398,7 @@ class Dispatcher:
         if (offer := way.journey.withdraw()) is None:
             return
         if (source := self.leases.drop(offer.lease)) is not None:
-            self._release(source, offer.lease)
+            self._release(source, offer.lease, way)
             self._changed()
 
     def _move(self, way: Way, why: str, *, by_death: bool = True) -> None:
@@ -409,7 +427,10 @@ class Dispatcher:
         for request in requests:
             way.sink(msgspec.structs.replace(told, request=request))
 
-    def _release(self, source: str, lease: str) -> None:
+    def _release(self, source: str, lease: str, way: Way | None = None) -> None:
+        """Nobody reads this offer any more. The engine knows no more of the request, which is on this `way`."""
+        if way is not None:
+            way.been.pop(source, None)
         place = self._places.get(source)
         if place is None or place.client is None:
             return

@@ -124,7 +124,7 @@ async def snapshot(worker: Worker) -> Snapshot:
 async def settle(cluster: Cluster) -> None:
     """Nothing runs, and nobody holds anything for anybody."""
     await until(lambda: not cluster.client.num_live and not cluster.transfers())
-    for worker in cluster.workers:
+    for worker in (worker for worker in cluster.workers if worker.phase != "dead"):
         async with asyncio.timeout(20):
             while (told := await snapshot(worker)).requests:
                 await asyncio.sleep(0.02)

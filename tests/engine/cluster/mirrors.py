@@ -268,6 +268,8 @@ class MirrorCluster:
         """Until all has ended, and nothing is kept: for want of a word no lease may have to expire."""
         for name in self.workers:
             self.restart(name)
+            self._open(name)
+        self.dispatcher.serves()
         self._round()
         expired, is_hurried = self.expired, False
         for _ in range(most):

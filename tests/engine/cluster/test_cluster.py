@@ -241,6 +241,24 @@ async def test_without_restarts_a_cluster_lasts_as_long_as_somebody_serves():
 
 async def test_engines_that_compute_other_things_are_not_let_beside_each_other():
     def start(spec: WorkerSpec) -> CoreProcess:
+async def test_prefill_workers_serve_whole_requests_when_those_that_decode_are_gone_for_good():
+    work = Work()
+    async with running(ClusterControl(prefill=1, decode=1), max_restarts=0) as cluster:
+        expected = await work.answers(cluster)
+        assert cluster.separate
+        decode = named(cluster, "decode-0")
+        again = asyncio.create_task(work.answers(cluster, "again"))
+        await until(lambda: cluster.transfers() or len(cluster.recent) > 3)
+        assert decode.core is not None
+        decode.core.kill()
+        assert await again == expected
+        await until(lambda: decode.phase == "dead")
+        assert cluster.missing is None
+        assert not cluster.separate
+        assert await work.answers(cluster, "after") == expected
+        await settle(cluster)
+
+
         return ForkedCore(replace(spec.config, seed=7) if spec.role == "decode" else spec.config)
 
     with pytest.raises(GaveUp, match="cannot serve beside") as raised:
@@ -336,7 +354,7 @@ async def test_nobody_waits_for_an_engine_when_the_server_stops(monkeypatch):
         (heard,) = await asked.ended()
         assert heard.finished == "error"
         assert "SIGKILL" in heard.error
-        assert "no decode worker or replica can serve now" in heard.error
+        assert "no engine can serve now" in heard.error
 
 
 async def test_a_look_that_fails_is_not_the_last(monkeypatch, caplog):

@@ -10,7 +10,7 @@ from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
 from engine.core_client import EngineDiedError
 from engine.sampling_params import BeamParams, SamplingParams, SchedulingParams
-from tests.engine.cluster.mirrors import LEASE_SECONDS, MirrorCluster
+from tests.engine.cluster.mirrors import BLOCK_SIZE, LEASE_SECONDS, MirrorCluster
 from tests.engine.mirror import greedy
 
 PROMPT = list(range(10, 28))  # 18 tokens: four blocks of 4 and a half
@@ -33,6 +33,7 @@ def brought_to(wanted: str, n: int = 1, timeout: float | None = None, **settings
     some = cluster()
     some.add(PROMPT, greedy(12, ignore_eos=True, **settings), n, SchedulingParams(timeout=timeout))
     if wanted in ("routed", "offered"):
+        some.router.close("prefill-0")  # it is about to go, and takes nothing more
         some.kill("decode-0")
     if wanted == "routed":
         some.kill("prefill-0")
@@ -100,6 +101,52 @@ def test_a_death_in_any_state_costs_nobody_the_answer(reached, victim, n):
     some.kill(victim)
     some.run()
     assert {asked.finished for asked in some.asked.values()} == {"length"}
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("reached", ["prefill", "placed", "decoding"])
+def test_a_prefill_worker_serves_whole_requests_where_nobody_decodes(reached, n):
+    some = brought_to(reached, n)
+    for one in ("decode-0", "prefill-0") if reached == "prefill" else ("decode-0",):
+        some.kill(one)
+    some.restart("prefill-0")
+    some.add(PROMPT, greedy(12), n)
+    some.add(PROMPT, SamplingParams(6, temperature=0.0, beam=BeamParams(2)), 2)
+    for _ in range(60):
+        some._round()
+    assert {asked.finished for asked in some.asked.values()} <= {"length", "stop"}
+    assert some.workers["decode-0"].client.death is not None, "nobody needed it"
+    some.run()
+
+
+def test_what_was_offered_is_found_in_the_cache_of_whoever_computed_it_when_nobody_decodes():
+    some = cluster()
+    some.add(PROMPT, greedy(12, ignore_eos=True))
+    some.step("prefill-0")
+    some.kill("decode-0")
+    some.deliver("prefill-0")
+    assert state(some) == "decoding"
+    assert not len(some.dispatcher.leases)
+    for _ in range(20):
+        some._round()
+    assert some.asked["r0"].finished == "length"
+    assert some.workers["prefill-0"].core.counters.prefill_tokens <= len(PROMPT) + BLOCK_SIZE
+    some.restart("decode-0")
+    some.add(PROMPT[::-1], greedy(4))
+    assert state(some, "r1") == "prefill", "somebody decodes again"
+    some.run()
+
+
+def test_a_prefill_worker_serves_whole_requests_while_nothing_comes_of_those_that_decode():
+    some = brought_to("decoding")
+    some.workers["decode-0"].client._heard -= QUIET + 1
+    some.dispatcher.review()
+    some.add(PROMPT[::-1], greedy(4))
+    for _ in range(20):
+        some.step("prefill-0")
+        some.deliver("prefill-0")
+    assert some.asked["r1"].finished == "length"
+    some.run()
 
 
 def test_what_dies_with_its_engine_may_have_been_told_in_part():
