@@ -45,6 +45,7 @@ from engine.request_events import Events
 from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Scheduler
 from engine.transfer.connector import KVConnector
+from engine.transfer.needs import unmet
 from engine.transfer.offer import Offer
 
 MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
@@ -71,10 +72,8 @@ def check_control(control: Control, info: EngineInfo, *, hands_over: bool = Fals
         value = getattr(control, field)
         if not least <= value <= most:
             raise ControlError(f"{field}: must be from {least} to {most}, got {value}")
-    if hands_over and control.batching != "continuous":
-        raise ControlError(f"batching must be 'continuous' on an engine that hands over KV, not {control.batching!r}")
-    if hands_over and control.allocation != "paged":
-        raise ControlError(f"allocation must be 'paged' on an engine that hands over KV, not {control.allocation!r}")
+    if hands_over and (need := unmet(control)) is not None:
+        raise ControlError(f"{need.setting} must be {need.must!r} on an engine that hands over KV, not {need.got!r}")
     reservation = -(-info.max_model_len // info.block_size)
     if control.allocation == "reserved" and reservation > info.num_blocks:
         raise ControlError(

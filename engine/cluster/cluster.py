@@ -31,6 +31,7 @@ from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death, GaveUp
 from engine.tokenizer import Tokenizer, TokenizerError
+from engine.transfer.needs import Need, unmet
 
 LOOK_SECONDS = 0.1  # between two looks at who has waited too long, and at who has nothing to do any more
 _log = logging.getLogger(__name__)
@@ -196,6 +197,10 @@ class Cluster:
     async def change(self, control: ClusterControl) -> None:
         """Hold this from now on; returns when it is under way. Raises ClusterControlError, which names the field."""
         sizes.check(control)
+        for role in sizes.HANDING:
+            if sizes.wanted(control, role) and (need := self._unmet(role)) is not None:
+                wrong = f"must be 0 where {need.setting} is {need.got}: KV is handed over only where it is {need.must}"
+                raise ClusterControlError(f"{role}: {wrong}")
         each = self.config.kv_memory + self.config.swap_space
         if self._memory is not None and (told := sizes.too_much(control, each, self._memory)):
             raise ClusterControlError(f"{sizes.largest(control)}: {told}")
@@ -214,6 +219,13 @@ class Cluster:
         if self._ending:
             return
         plan = sizes.plan(self.control, self.workers)
+    def _unmet(self, role: Role) -> Need | None:
+        """What would keep engines of that role from handing KV over."""
+        device = str(self._own(role).get("device", self.config.device))
+        if device == "auto" and self.client.info is not None:
+            device = self.client.info.device.partition(":")[0]
+        return unmet(self.client.control, device)
+
         for name in plan.revive:
             self._revive(self._workers[name])
         for name in plan.drain:

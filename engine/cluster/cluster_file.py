@@ -17,7 +17,7 @@ import msgspec
 from engine.cli import LEAST_MODEL_LEN, between, number, size, size_or_none
 from engine.cluster.options import LEAST_LEASE, MOST_LEASE
 from engine.cluster.protocol import MOST_LOCAL_PREFILL, MOST_WORKERS, ClusterControl, Role, Routing
-from engine.cluster.sizes import FIELDS
+from engine.cluster.sizes import FIELDS, HANDING
 from engine.config import EngineConfig
 from engine.protocol import (
     MAX_BATCHED_TOKENS,
@@ -31,6 +31,7 @@ from engine.protocol import (
     ReservedFit,
     SchedulingPolicy,
 )
+from engine.transfer.needs import unmet
 
 Reader = Callable[[str], Any]
 MOST_CPUS = 4096.0
@@ -259,12 +260,12 @@ class _Reading:
         if not found:
             raise self._error(line, "pools", f"has none: it must have at least one of {_listed(roles)}")
         sizes = {role: values["workers"].value for role, values in found.items()}
-        if sizes.get("prefill"):
-            for key in ("batching", "allocation"):
-                only = getattr(Control(), key)
-                if key in of_all and of_all[key].value != only:
-                    wrong = f"must be {only} where prefill workers hand over, got {of_all[key].value!r}"
-                    raise self._error(of_all[key].line, key, wrong)
+        for role in (role for role in HANDING if sizes.get(role)):
+            given = {key: one.value for key, one in found[role].items()}
+            need = unmet(Control(**_fields(given, CONTROL)), given.get("device", "auto"))
+            if need is not None:
+                wrong = f"must be {need.must} where KV is handed over, got {need.got!r}"
+                raise self._error(found[role][need.setting].line, need.setting, wrong)
         if not sizes.get("decode") and not sizes.get("replica"):
             raise self._error(line, "pools", "nobody would end a request: decode or replicas needs at least 1 worker")
         return found

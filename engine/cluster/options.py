@@ -11,6 +11,7 @@ from engine.cluster import sizes
 from engine.cluster.protocol import MOST_LOCAL_PREFILL, MOST_WORKERS, ClusterControl, Role, Routing
 from engine.config import EngineConfig
 from engine.faults import parse
+from engine.transfer.needs import unmet
 
 LEAST_LEASE, MOST_LEASE = 0.1, 3600.0  # seconds
 FLAGS: dict[Role, str] = {"prefill": "--prefill", "decode": "--decode", "replica": "--replicas"}
@@ -91,15 +92,11 @@ def check_cluster(config: EngineConfig, control: ClusterControl) -> None:
         raise argparse.ArgumentTypeError(
             "--kv-events: several engines cannot publish at one endpoint; it is for one engine alone"
         )
-    hands_over = control.prefill or control.decode
-    if hands_over and config.device == "cuda":
-        raise argparse.ArgumentTypeError(
-            "--device: KV is handed over in a CPU's memory; engines on cuda can be --replicas only"
-        )
-    for field in ("batching", "allocation"):
-        value, only = getattr(config.control, field), getattr(type(config.control)(), field)
-        if hands_over and value != only:
-            raise argparse.ArgumentTypeError(f"--{field}: must be {only} where KV is handed over, got {value}")
+    need = unmet(config.control, config.device) if control.prefill or control.decode else None
+    if need is not None:
+        instead = "; engines there can be --replicas only" if need.setting == "device" else ""
+        wrong = f"must be {need.must} where KV is handed over, got {need.got}{instead}"
+        raise argparse.ArgumentTypeError(f"--{need.setting}: {wrong}")
     names = {f"{role}-{number}" for role in sizes.FIELDS for number in range(sizes.wanted(control, role))}
     for fault in config.faults:
         whose, colon, _ = fault.rpartition(":")

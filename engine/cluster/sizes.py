@@ -13,8 +13,8 @@ FIELDS: dict[Role, Literal["prefill", "decode", "replicas"]] = {
     "decode": "decode",
     "replica": "replicas",
 }
-SERVING: tuple[Role, ...] = ("decode", "replica")  # who can end what a request wants
-
+SERVING: tuple[Role, ...] = ("decode", "replica")  # who is there to end what a request wants
+HANDING: tuple[Role, ...] = ("prefill", "decode")  # who gives others its KV, or takes theirs
 
 PROCESS_BYTES = 200 << 20  # that an engine's process takes beside its KV, with the smallest model (205 MB measured)
 
@@ -54,7 +54,7 @@ def total(control: ClusterControl) -> int:
 
 
 def check(control: ClusterControl) -> None:
-    """Raises ClusterControlError for one with which nobody would be served."""
+    """Raises ClusterControlError for one with which nobody would be there to decode."""
     if not control.decode and not control.replicas:
         raise ClusterControlError("decode: must be at least 1 where there are no replicas, got 0")
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -20,7 +22,7 @@ from engine.cluster.protocol import ClusterControl
 from engine.cluster.sizes import ClusterControlError
 from engine.cluster.worker import WorkerSpec
 from engine.core_client import CallRefusedError, Core, CoreProcess, EngineDiedError
-from engine.protocol import Control, LiveRequests, Receiving
+from engine.protocol import Control, EngineInfo, LiveRequests, Receiving
 from engine.sampling_params import SamplingParams
 from engine.server.settings import ServeSettings
 from engine.supervisor import GaveUp, silence
@@ -239,8 +241,6 @@ async def test_without_restarts_a_cluster_lasts_as_long_as_somebody_serves():
             Asked(cluster, "late", [5], sampling(), 1)
 
 
-async def test_engines_that_compute_other_things_are_not_let_beside_each_other():
-    def start(spec: WorkerSpec) -> CoreProcess:
 async def test_prefill_workers_serve_whole_requests_when_those_that_decode_are_gone_for_good():
     work = Work()
     async with running(ClusterControl(prefill=1, decode=1), max_restarts=0) as cluster:
@@ -259,6 +259,8 @@ async def test_prefill_workers_serve_whole_requests_when_those_that_decode_are_g
         await settle(cluster)
 
 
+async def test_engines_that_compute_other_things_are_not_let_beside_each_other():
+    def start(spec: WorkerSpec) -> CoreProcess:
         return ForkedCore(replace(spec.config, seed=7) if spec.role == "decode" else spec.config)
 
     with pytest.raises(GaveUp, match="cannot serve beside") as raised:
@@ -396,3 +398,33 @@ async def test_more_than_the_machine_has_memory_for_is_refused():
     with pytest.raises(ClusterControlError, match=r"^replicas: 3 engines with 0.0 GiB each"):
         await cluster.change(ClusterControl(replicas=3))
     assert cluster.control.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"control": Control(batching="static")}, "where batching is static: KV is handed over only where it is cont"),
+        ({"control": Control(allocation="reserved")}, "where allocation is reserved: KV is handed over only where"),
+        ({"device": "cuda"}, "where device is cuda: KV is handed over only where it is cpu"),
+    ],
+)
+async def test_pools_are_refused_where_no_kv_could_be_handed_over(settings, told):
+    config = replace(TINY, **settings)
+    cluster = Cluster(config, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2))
+    with pytest.raises(ClusterControlError, match=f"^decode: must be 0 {told}"):
+        await cluster.change(ClusterControl(replicas=2, decode=1))
+    with pytest.raises(ClusterControlError, match=f"^prefill: must be 0 {told}"):
+        await cluster.change(ClusterControl(replicas=2, prefill=1))
+    assert cluster.control == ClusterControl(replicas=2)
+
+
+async def test_what_was_switched_since_the_start_counts_and_what_a_device_came_to():
+    cluster = Cluster(TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2))
+    await cluster.client.patch_control(lambda control: replace(control, batching="static"))
+    with pytest.raises(ClusterControlError, match=r"^prefill: must be 0 where batching is static"):
+        await cluster.change(ClusterControl(replicas=2, prefill=1))
+    await cluster.client.patch_control(lambda control: replace(control, batching="continuous"))
+    cluster.config = replace(TINY, device="auto")
+    cluster.client.info = cast("EngineInfo", SimpleNamespace(device="cuda:0"))
+    with pytest.raises(ClusterControlError, match=r"^prefill: must be 0 where device is cuda"):
+        await cluster.change(ClusterControl(replicas=2, prefill=1))

@@ -139,7 +139,15 @@ def test_threads_follow_cpus(tmp_path: Path) -> None:
         ),
         (
             "batching: static\npools:\n  prefill: {workers: 1}\n  decode: {workers: 1}\n",
-            "cluster.yaml:1: batching: must be continuous where prefill workers hand over, got 'static'",
+            "cluster.yaml:1: batching: must be continuous where KV is handed over, got 'static'",
+        ),
+        (
+            "allocation: reserved\npools:\n  prefill: {workers: 0}\n  decode: {workers: 1}\n",
+            "cluster.yaml:1: allocation: must be paged where KV is handed over, got 'reserved'",
+        ),
+        (
+            "pools:\n  replicas: {workers: 1, device: cuda}\n  decode:\n    workers: 1\n    device: cuda\n",
+            "cluster.yaml:5: device: must be cpu where KV is handed over, got 'cuda'",
         ),
     ],
 )

@@ -262,7 +262,7 @@ def check(*options: str) -> None:
         (("--prefill", "1", "--decode", "1", "--batching", "static"), "--batching: must be continuous where KV is"),
         (("--decode", "1", "--batching", "static"), "--batching: must be continuous where KV is"),
         (("--decode", "1", "--allocation", "reserved"), "--allocation: must be paged where KV is"),
-        (("--prefill", "1", "--decode", "1", "--device", "cuda"), "--device: KV is handed over in a CPU's memory"),
+        (("--prefill", "1", "--decode", "1", "--device", "cuda"), "--device: must be cpu where KV is handed"),
         (("--replicas", "1", "--fault", "decode-0:exit@3"), "--fault: 'decode-0' is none of the workers, which are"),
     ],
 )
