@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -117,8 +117,8 @@ class Cluster:
         able = [one for one in workers if one.phase == "ready" and one.serves]
         if (self._complete.is_set() and able) or any(one.role in sizes.SERVING for one in able):
             return None
-        told = [f"{one.name}: {one.reason}" for one in workers if one.role in sizes.SERVING and one.reason]
-        return "; ".join(["no decode worker or replica can serve now", *told])
+        told = [f"{one.name}: {one.reason}" for one in workers if one.reason]
+        return "; ".join(["no engine can serve now", *told])
 
     @property
     def recent(self) -> Sequence[TransferDone]:
@@ -208,17 +208,17 @@ class Cluster:
             log.say(f"the cluster is to have {sizes.told(control)}", name="scale")
         self.control = self.dispatcher.control = control
         self._router.routing, self._router.separate = control.routing, control.separate
-        for worker in self.workers:
-            if worker.phase == "dead":
+        self.start_again([worker.name for worker in self.workers if worker.phase == "dead"])
+
+    def start_again(self, names: Iterable[str]) -> None:
+        """Others in the places of these that are dead, if they are still wanted."""
+        for name in names:
+            worker = self._workers.get(name)
+            if worker is not None and worker.phase == "dead":
                 self._forget(worker)
         self._note_workers()
         self._reconcile()
 
-    def _reconcile(self) -> None:
-        """Have as many workers as are wanted, as far as it can be done now. To be called whenever something changes."""
-        if self._ending:
-            return
-        plan = sizes.plan(self.control, self.workers)
     def _unmet(self, role: Role) -> Need | None:
         """What would keep engines of that role from handing KV over."""
         device = str(self._own(role).get("device", self.config.device))
@@ -226,6 +226,11 @@ class Cluster:
             device = self.client.info.device.partition(":")[0]
         return unmet(self.client.control, device)
 
+    def _reconcile(self) -> None:
+        """Have as many workers as are wanted, as far as it can be done now. To be called whenever something changes."""
+        if self._ending:
+            return
+        plan = sizes.plan(self.control, self.workers)
         for name in plan.revive:
             self._revive(self._workers[name])
         for name in plan.drain:

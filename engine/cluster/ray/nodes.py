@@ -90,18 +90,23 @@ class RayNodes:
             self._homeless.discard(spec.name)
         return core
 
-    def has_room_for_one_of(self, names: list[str]) -> bool:
-        """Whether one of these workers found no room when it was to be started, and would find some now."""
+    def that_find_room(self, names: Sequence[str]) -> list[str]:
+        """Those of these workers that found no room when they were to be started, and would all find some now."""
         with self._lock:
             homeless = [name for name in names if name in self._homeless]
-        roles = {role for name in homeless for role in FIELDS if name.startswith(f"{role}-")}
-        if not roles:
-            return False
+        if not homeless:
+            return []
         try:
             free = _free()
         except Exception:  # Ray says in many ways that nobody can be asked now
-            return False
-        return any(not lacking([_asked(self._plan.pool(role))], free) for role in roles)
+            return []
+        found: dict[str, Amounts] = {}
+        for name in homeless:
+            role = next(role for role in FIELDS if name.startswith(f"{role}-"))
+            asked = _asked(self._plan.pool(role))
+            if not lacking([*found.values(), asked], free):
+                found[name] = asked
+        return list(found)
 
     def call_off(self) -> None:
         """Whoever waits in `start` is to wait no more, and nobody finds an engine there from now on."""

@@ -15,18 +15,19 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.ray.nodes import RayNodes
 
 LOOK_SECONDS = 1.0
+CONNECT_SECONDS = 3.0  # for the head to take a connection
 HEAD_SECONDS = 20.0  # that the head may be gone: what then still goes on has time to end before Ray ends it
 
 
 async def bring_back(cluster: Cluster, nodes: RayNodes, look: float = LOOK_SECONDS) -> None:
-    """Start those that are dead for want of room once more when a node would take one of them. Until cancelled."""
+    """Start those that are dead for want of room once more when nodes would take them. Until cancelled."""
     while True:
         await asyncio.sleep(look)
         dead = [worker.name for worker in cluster.workers if worker.phase == "dead"]
-        has_room = bool(dead) and await asyncio.to_thread(nodes.has_room_for_one_of, dead)
-        if has_room:
-            log.say("there is room on the Ray cluster again: workers that found none are started", name="room")
-            await cluster.change(cluster.control)
+        if dead and (names := await asyncio.to_thread(nodes.that_find_room, dead)):
+            told = f"there is room on the Ray cluster again for {', '.join(names)}, which found none"
+            log.say(told, name="room")
+            cluster.start_again(names)
 
 
 async def until_lost(head: str, look: float = LOOK_SECONDS, patience: float = HEAD_SECONDS) -> None:
@@ -35,7 +36,7 @@ async def until_lost(head: str, look: float = LOOK_SECONDS, patience: float = HE
     heard, is_told = clock(), False
     while clock() - heard < patience:
         await asyncio.sleep(look)
-        if await _listens(head, patience):
+        if await _listens(head, min(patience, CONNECT_SECONDS)):
             heard, is_told = clock(), False
         elif not is_told:
             is_told = True
