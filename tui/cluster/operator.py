@@ -42,12 +42,16 @@ class ClusterOperator:
     @property
     def control(self) -> ClusterControl | None:
         """What is in force, as far as it is known, with what was just asked for: the next change begins with it."""
-        state = self._states.state
-        if state is None:
-            return None
+        control = self._in_force
+        return msgspec.structs.replace(control, **self._asked) if control is not None and self._asked else control
+
+    @property
+    def _in_force(self) -> ClusterControl | None:
+        """The answer to a change comes before the state that tells it."""
         heard, accepted = self._accepted or (0, None)
-        control = accepted if accepted is not None and heard >= self._states.heard else state.control
-        return msgspec.structs.replace(control, **self._asked) if self._asked else control
+        if accepted is not None and heard >= self._states.heard:
+            return accepted
+        return self._states.state.control if self._states.state is not None else None
 
     def able(self) -> bool:
         """Whether anything may be sent; tells why not, while there is a screen to tell it on."""
@@ -65,40 +69,41 @@ class ClusterOperator:
 
     async def change(self, changes: dict[str, Any]) -> None:
         """Send a change and say what the cluster made of it."""
-        if self.able():
-            await self._change(changes)
+        if not self.able():
+            return
+        self._asked |= changes
+        async with self._turn:
+            if not self.ended:
+                await self._change(changes)
 
     async def undo(self) -> None:
         """Take the last change of this screen back."""
-        if not self.able():
-            return
-        if self.made:
-            await self._change(self.made[-1].before, undoes=self.made[-1])
-        else:
-            self._tell("nothing was changed from this screen", True)
+        async with self._turn:
+            if not self.able():
+                return
+            if self.made:
+                await self._change(self.made[-1].before, undoes=self.made[-1])
+            else:
+                self._tell("nothing was changed from this screen", True)
 
     async def _change(self, changes: dict[str, Any], undoes: Made | None = None) -> None:
         """`undoes`: the change that it takes back."""
-        control = self.control
+        control = self._in_force
         assert control is not None
         assert self._cluster is not None
         before = {field: getattr(control, field) for field in changes}
-        self._asked |= changes
-        async with self._turn:
-            if self.ended:
-                return
-            try:
-                accepted = await self._cluster.change_cluster(changes)
-            except (Refused, Unreachable) as error:
-                self._asked.clear()
-                what = ", ".join(named(field) for field in changes)
-                self._tell(f"{what} {'were' if len(changes) > 1 else 'was'} not changed: {error}", True)
-                return
-            self._asked = {field: value for field, value in self._asked.items() if changes.get(field) != value}
-            self._accepted = self._states.heard, accepted
+        try:
+            accepted = await self._cluster.change_cluster(changes)
+        except (Refused, Unreachable) as error:
+            self._asked.clear()
+            what = ", ".join(named(field) for field in changes)
+            self._tell(f"{what} {'were' if len(changes) > 1 else 'was'} not changed: {error}", True)
+            return
+        self._asked = {field: value for field, value in self._asked.items() if changes.get(field) != value}
+        self._accepted = self._states.heard, accepted
         now = {field: getattr(accepted, field) for field in changes}
         kept = now != changes
-        if undoes is not None and undoes in self.made and not kept:
+        if undoes is not None and not kept:
             self.made.remove(undoes)
         elif now != before:
             self.made = [*self.made, Made(before, now)][-KEPT_CHANGES:]
