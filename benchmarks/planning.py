@@ -4,7 +4,8 @@ Of each way to serve, a short run with other sessions of the same trace says wha
 step records, all engines at work together, so that what they take from each other is in it). By these costs the
 simulator says at which speed of the trace requests wait noticeably and the engines still keep up. At that speed other
 sessions again say what steps cost, and given this alone the simulator says what throughput and TTFT will be; then
-`loadgen` measures them.
+`loadgen` measures them. Throughput is there what is asked for: what the engines can do is predicted and measured in the
+same way, with nearly everything due at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import aiohttp
@@ -34,7 +36,7 @@ from benchmarks.step_costs import fitted, spread, timed
 from engine.cli import number
 from engine.cluster.protocol import ClusterControl
 from engine.config import DEFAULT_MODEL
-from engine.protocol import Control, Record, Snapshot, decode_item, decode_snapshot
+from engine.protocol import Control, EngineInfo, Record, Snapshot, decode_item, decode_snapshot
 from engine.simulator.pools import PoolSimulator
 from engine.simulator.prediction import Pools, PoolsPrediction
 from engine.simulator.prediction import Settings as Simulated
@@ -54,6 +56,8 @@ TRACE = Path(__file__).resolve().parents[1] / "traces" / "chat500.jsonl"
 FIRST = 4.0  # speed of the first calibration
 SPEEDS = (3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)  # tried in a simulation
 UNLOADED = 0.25
+AT_ONCE = 200.0  # a speed at which engines have all they can do
+AT_ONCE_SHARE = 0.5  # of the sessions that are measured at the chosen speed
 WAITING = 1.4  # TTFT p90, times that of an unloaded engine: requests wait, and no queue grows without end
 KV_MEMORY = "1GiB"
 LINK, LINK_LATENCY = 5e9, 0.003
@@ -104,10 +108,17 @@ class Compared(msgspec.Struct, frozen=True):
     unloaded_ttft_p90: float  # as predicted
     predicted: Figures
     measured: Figures
+    full_requests: int  # nearly all due at once
+    full_predicted: float  # output tokens a second
+    full_measured: float
 
     def off(self, figure: str) -> float:
         """Predicted over measured, less 1."""
         return float(getattr(self.predicted, figure) / getattr(self.measured, figure) - 1)
+
+    @property
+    def full_off(self) -> float:
+        return self.full_predicted / self.full_measured - 1
 
 
 def sessions(first: int, trace_seconds: float, to: Path) -> Path:
@@ -120,9 +131,8 @@ def sessions(first: int, trace_seconds: float, to: Path) -> Path:
     return to
 
 
-def predict(trace: Path, way: Way, cost: StepCost, engine: Snapshot, speed: float) -> PoolsPrediction:
+def predict(trace: Path, way: Way, cost: StepCost, info: EngineInfo, speed: float) -> PoolsPrediction:
     requests = read_trace(trace)
-    info = engine.engine
     settings = Simulated(
         control=Control(),
         block_size=info.block_size,
@@ -209,27 +219,34 @@ class Planning:
         common = ["--model", options.model, "--max-model-len", "4096", "--kv-memory", KV_MEMORY]
         async with EngineProcess([*common, *way.arguments], lambda _: None) as engine:
             urls = await _engines(engine.url)
-            snapshot = await _snapshot(urls[0])
-            rough, _ = await self._calibrate(way, engine.url, urls, FIRST, 250, options.calibration / 2)
-            speed = self._choose(way, rough, snapshot)
-            cost, steps = await self._calibrate(way, engine.url, urls, speed, 320, options.calibration)
+            info = (await _snapshot(urls[0])).engine
+            rough, _ = await self._calibrate(way, engine.url, urls, FIRST, 250, FIRST * options.calibration / 2)
+            speed = self._choose(way, rough, info)
+            cost, steps = await self._calibrate(way, engine.url, urls, speed, 320, speed * options.calibration)
             trace = sessions(0, speed * options.seconds, self._folder / "measured.jsonl")
-            foreseen = predict(trace, way, cost, snapshot, speed)
-            unloaded = predict(trace, way, cost, snapshot, UNLOADED).queue.time_to_first_token.p90 or 0.0
+            foreseen = predict(trace, way, cost, info, speed)
+            unloaded = predict(trace, way, cost, info, UNLOADED).queue.time_to_first_token.p90 or 0.0
             self._say(f"{way.name}: speed {speed:g}, TTFT p90 {foreseen.queue.time_to_first_token.p90:.2f} s foreseen")
             figures = measured(await self._play(trace, engine.url, speed, f"{way.name}, measured"))
+            full_seconds = speed * options.seconds * AT_ONCE_SHARE
+            full_cost, _ = await self._calibrate(way, engine.url, urls, AT_ONCE, 320, full_seconds)
+            full_trace = sessions(0, full_seconds, self._folder / "full.jsonl")
+            full_foreseen = predict(full_trace, way, full_cost, info, AT_ONCE)
+            full = measured(await self._play(full_trace, engine.url, AT_ONCE, f"{way.name}, measured at once"))
         bias, scatter = spread(cost, steps)
         shares = [use.most_busy_share or 0.0 for use in foreseen.roles.values()]
         return Compared(
             way.name, cost, len(steps), bias, scatter, speed, foreseen.requests.total, max(shares), unloaded,
             predicted(foreseen), figures,
+            full_foreseen.requests.total, predicted(full_foreseen).output_tokens_per_second,
+            full.output_tokens_per_second,
         )  # fmt: skip
 
     async def _calibrate(
-        self, way: Way, url: str, urls: Sequence[str], speed: float, first: int, seconds: float
+        self, way: Way, url: str, urls: Sequence[str], speed: float, first: int, trace_seconds: float
     ) -> tuple[StepCost, list[tuple[StepWork, float]]]:
         """What steps cost, of sessions that are not measured: those from number `first` on."""
-        path = sessions(first, speed * seconds, self._folder / "calibration.jsonl")
+        path = sessions(first, trace_seconds, self._folder / "calibration.jsonl")
         async with recording(urls) as records:
             await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
             await asyncio.sleep(0.5)
@@ -239,13 +256,13 @@ class Planning:
         except ValueError as error:
             raise CannotMeasure(f"{way.name}: {error}; give more --calibration") from None
 
-    def _choose(self, way: Way, cost: StepCost, snapshot: Snapshot) -> float:
+    def _choose(self, way: Way, cost: StepCost, info: EngineInfo) -> float:
         """The highest speed at which requests wait no longer than `WAITING` says."""
         found = SPEEDS[0]
         for speed in SPEEDS:
             path = sessions(0, speed * self._options.seconds, self._folder / "measured.jsonl")
             calm, loaded = (
-                predict(path, way, cost, snapshot, at).queue.time_to_first_token.p90 or 0.0 for at in (UNLOADED, speed)
+                predict(path, way, cost, info, at).queue.time_to_first_token.p90 or 0.0 for at in (UNLOADED, speed)
             )
             if loaded <= WAITING * calm:
                 found = speed
@@ -253,6 +270,7 @@ class Planning:
 
     async def _play(self, trace: Path, url: str, speed: float, label: str) -> RunFile:
         self._say(label)
+        await _clear_caches(url)  # as in a simulation
         settings = Settings(file=str(trace), url=url, speed=speed, timeout=600.0, probe=False)
         return await self._bench.measure(settings, self._folder / f"{label.replace(' ', '-')}.run", label)
 
@@ -263,6 +281,12 @@ async def _engines(url: str) -> list[str]:
             return [url]
         reply.raise_for_status()
         return [f"{url}{worker['path']}" for worker in (await reply.json())["workers"]]
+
+
+async def _clear_caches(url: str) -> None:
+    """No run finds what one before it has computed."""
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/engine/cache/clear") as reply:
+        reply.raise_for_status()
 
 
 async def _snapshot(url: str) -> Snapshot:
@@ -280,6 +304,8 @@ async def measure(options: argparse.Namespace, say: Callable[[str], None]) -> li
             for figure, title in AIMED:
                 told = _cell(getattr(one.predicted, figure), getattr(one.measured, figure), one.off(figure))
                 say(f"{way.name}: {title} predicted, measured: {told}")
+            told = _cell(one.full_predicted, one.full_measured, one.full_off)
+            say(f"{way.name}: answer tokens/s, all at once, predicted, measured: {told}")
     return found
 
 
@@ -301,7 +327,7 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
     """In Markdown."""
     here = machine()
     lines = [
-        "# What `simulate` predicts, and what is measured, 2026-11-30",
+        f"# What `simulate` predicts, and what is measured, {date.today()}",
         "",
         f"`python -m benchmarks.planning --model {options.model}` on {here['cpu']}, {here['cores']} cores, load "
         f"{here['load']:.1f} at the end. Sessions of `traces/chat500.jsonl`, {options.seconds:g} s of arrivals each.",
@@ -321,6 +347,9 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
     for figure, title in (*AIMED, *BESIDE):
         cells = [_cell(getattr(one.predicted, figure), getattr(one.measured, figure), one.off(figure)) for one in found]
         lines.append(_row(f"{title}: predicted, measured", cells))
+    cells = [_cell(one.full_predicted, one.full_measured, one.full_off) for one in found]
+    lines.append(_row("requests nearly all at once", [str(one.full_requests) for one in found]))
+    lines.append(_row("answer tokens/s then: predicted, measured", cells))
     lines += ["", "Fitted costs, in seconds of a step:", "", "| | " + " | ".join(one.way for one in found) + " |"]
     lines.append("| --- |" + " ---: |" * len(found))
     for field, title in (
@@ -337,6 +366,10 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
     lines += [
         "",
         f"Off by at most {off:.1%} (median {median:.1%}) in throughput and TTFT p90; aim {AIM:.0%}: {verdict}.",
+        "",
+        "At these speeds throughput is what is asked for. With nearly all due at once it is what the engines can do, "
+        f"and off by at most {max(abs(one.full_off) for one in found):.1%}; steps cost what they did with other "
+        "sessions at once.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
@@ -227,7 +228,7 @@ def report(speed: Speed, load: Load, rounds: Sequence[dict[str, Ran]], options: 
     ways = [way for way in WAYS if way.name in rounds[0]]
     one_engine = "; one engine has two threads" if len(ways) > len(CLUSTER) else ""
     lines = [
-        "# Prefill and decode in separate pools, 2026-11-30",
+        f"# Prefill and decode in separate pools, {date.today()}",
         "",
         f"`python -m benchmarks.separation --model {options.model} --seconds {options.seconds:g} --rounds "
         f"{options.rounds} --ways {options.ways}` on {here['cpu']}, {here['cores']} cores, load {here['load']:.1f} at "

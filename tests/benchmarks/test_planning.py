@@ -1,0 +1,75 @@
+"""What a plan is held against is counted as it is meant, and its verdict is that of its figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import msgspec
+import pytest
+
+from benchmarks.planning import WAYS, CannotMeasure, Compared, Figures, measured, predict, predicted, report, sessions
+from engine.protocol import EngineInfo
+from engine.simulator.runner import StepCost
+from tests.loadgen.results.sample_runs import completed, failed, write_run
+
+FIGURES = Figures(100.0, 0.1, 0.2, 0.4, 0.01, 0.05, 5_000)
+COST = StepCost(step=0.01, token=0.0003)
+
+
+def compared(**changes: object) -> Compared:
+    one = Compared("two", COST, 900, 1.0, 0.1, 5.0, 88, 0.7, 0.2, FIGURES, FIGURES, 44, 210.0, 200.0)
+    return msgspec.structs.replace(one, **changes)
+
+
+def told(*found: Compared) -> str:
+    return report(found, argparse.Namespace(model="tiny", seconds=60.0))
+
+
+def test_sessions_come_as_far_apart_as_in_the_trace_and_begin_at_once(tmp_path) -> None:
+    head, *lines = sessions(7, 60.0, tmp_path / "some.jsonl").read_text().splitlines()
+    arrivals = [json.loads(line)["arrival"] for line in lines]
+    assert "systems" in json.loads(head)
+    assert arrivals[0] == 0.0
+    assert len(arrivals) > 3
+    assert arrivals[-1] <= 60.0
+    earlier = sessions(6, 60.0, tmp_path / "all.jsonl").read_text().splitlines()[2:4]
+    assert [json.loads(line)["session"] for line in earlier] == [json.loads(line)["session"] for line in lines[:2]]
+    begin = json.loads(earlier[0])["arrival"]
+    assert [json.loads(line)["arrival"] - begin for line in earlier] == pytest.approx(arrivals[:2])
+
+
+def test_a_run_is_measured_from_when_its_requests_were_due(tmp_path) -> None:
+    found = measured(write_run(tmp_path / "run.jsonl", [completed(0), completed(1, sent=3.0, tokens=5)]))
+    assert found.ttft_p50 == pytest.approx(0.75)  # sent a quarter of a second late, and half a second to the first text
+    assert found.itl_p50 == pytest.approx(0.2)
+    assert found.output_tokens_per_second == pytest.approx(8 / 3.25)
+    assert found.prompt_tokens == 10
+    with pytest.raises(CannotMeasure, match="1 of 2 requests failed"):
+        measured(write_run(tmp_path / "other.jsonl", [completed(), failed()]))
+
+
+def test_a_slower_engine_is_predicted_to_be_slower(tmp_path) -> None:
+    info = EngineInfo(
+        model="tiny", dtype="float32", device="cpu", block_size=16, num_blocks=4_000, kv_bytes_per_token=512,
+        max_model_len=4_096, version="0.1.0",
+    )  # fmt: skip
+    trace = sessions(0, 100.0, tmp_path / "some.jsonl")
+    quick, slow = (
+        predicted(predict(trace, WAYS[1], msgspec.structs.replace(COST, step=step), info, 100.0))
+        for step in (0.01, 0.03)
+    )
+    assert slow.itl_p50 > 2 * quick.itl_p50
+    assert slow.ttft_p90 > quick.ttft_p90
+    assert slow.output_tokens_per_second < quick.output_tokens_per_second
+
+
+def test_the_verdict_is_that_of_throughput_and_ttft_p90() -> None:
+    near = msgspec.structs.replace(FIGURES, ttft_p90=0.229, itl_p99=0.5)
+    text = told(compared(), compared(predicted=near))
+    assert "Off by at most 14.5% (median 0.0%)" in text
+    assert "aim 15%: met." in text
+    assert "210.0, 200.0 (+5.0%)" in text
+    assert "off by at most 5.0%; steps cost" in text.replace("\n", " ")
+    assert "**missed**" in told(compared(predicted=msgspec.structs.replace(FIGURES, ttft_p90=0.24)))
+    assert "**missed**" in told(compared(predicted=msgspec.structs.replace(FIGURES, output_tokens_per_second=80.0)))
