@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from engine.threads import physical_cores, set_threads
@@ -12,6 +13,11 @@ if "torch" not in sys.modules:
     if processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // processes)))
     set_threads()
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background: what is started here would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup() -> None:
