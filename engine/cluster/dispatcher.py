@@ -53,7 +53,9 @@ class Chosen(NamedTuple):
 class Way:
     """A journey, and who waits for it. `at` and `client` are the worker that has it and its engine's client."""
 
-    __slots__ = ("answer", "at", "been", "client", "journey", "names", "sink", "waits_since", "why", "work")
+    __slots__ = (
+        "answer", "at", "been", "client", "is_cancelled", "journey", "names", "sink", "waits_since", "why", "work",
+    )  # fmt: skip
 
     def __init__(self, journey: Journey, sink: Sink, answer: str, names: tuple[int, ...]) -> None:
         self.journey = journey
@@ -63,9 +65,18 @@ class Way:
         self.at: str = ""
         self.client: CoreClient | None = None
         self.work: Work | None = None
-        self.been: dict[str, CoreClient] = {}  # whose engines may still know its requests by their names
+        self.been: dict[CoreClient, str] = {}  # of engines that may still know its requests by their names; workers
+        self.is_cancelled = False  # an engine is to tell what there is, and will unless it dies before
         self.waits_since: float | None = None  # for a worker that can take it
         self.why = ""  # what last happened to the engine that had it
+
+
+class Placed(NamedTuple):
+    """An offer that one engine is to take of another. `source` None: that had died by then."""
+
+    way: Way
+    source: CoreClient | None
+    target: CoreClient
 
 
 class Dispatcher:
@@ -96,7 +107,9 @@ class Dispatcher:
         self._clock = clock
         self._soon = soon
         self._waiting: dict[Way, None] = {}
-        self._placed: dict[str, Way] = {}  # by the lease that an engine has yet to take
+        self._at: dict[CoreClient, dict[Way, None]] = {}  # those that have a client, by it
+        self._timed: dict[Way, None] = {}  # with a deadline; also some that have ended
+        self._placed: dict[str, Placed] = {}  # by the lease that an engine reads, or has yet to
         self._quiet: set[str] = set()  # workers, when last looked at
         self._losing: set[CoreClient] = set()  # engines that are known to be gone, and what they had is to be moved
 
@@ -124,6 +137,8 @@ class Dispatcher:
         way = Way(journey, sink, answer, names)
         self.begun += len(journey.live)
         self.live.update(dict.fromkeys(journey.live, way))
+        if message.scheduling.timeout is not None:
+            self._timed[way] = None
         self._send_on(way)
 
     def abort(self, requests: Iterable[str], reason: FinishReason) -> None:
@@ -152,6 +167,7 @@ class Dispatcher:
         for way, mine in self._by_way(requests).items():
             ended += mine
             if way.journey.is_search and way.journey.is_at_engine and way.client is not None:
+                way.is_cancelled = True
                 with contextlib.suppress(EngineDiedError):
                     way.client.cancel(way.journey.message.request)  # it will tell what it has found
                 continue
@@ -195,7 +211,9 @@ class Dispatcher:
             self.router.close(name)
             self.router.forget(name)
             for lease, source in self.leases.without_target(name):
-                self._release(source, lease, self._placed.pop(lease, None))
+                self._release(source, lease)
+                if (placed := self._placed.pop(lease, None)) is not None:
+                    self._is_rid_of(placed.source, placed.way)
             offers = ((way, way.journey.offer) for way in self._waiting)
             ways += [way for way, offer in offers if offer is not None and offer.engine == name]
         for way in ways:
@@ -214,25 +232,33 @@ class Dispatcher:
         to go on with them goes on elsewhere."""
         self.leases.overdue(lease)
         self._changed()
-        way = self._placed.pop(lease, None)
-        if way is not None and way.client is client:
-            client.abort(tuple(way.journey.live), "abort")
-            self._leave(way)
-            self._move(way, why)
+        placed = self._placed.get(lease)
+        if placed is not None and placed.way.client is client:
+            client.abort(tuple(placed.way.journey.live), "abort")
+            self._leave(placed.way)
+            self._move(placed.way, why)
 
     def has(self, name: str, client: CoreClient | None) -> bool:
         """Whether a worker still has something to do, or keeps something for another."""
-        return any(way.client is client for way in self.live.values()) or self.leases.is_part(name)
+        return client in self._at or self.leases.is_part(name)
 
     def taken(self, told: Taken) -> None:
         """An engine reads an offer no more."""
-        if (way := self._placed.pop(told.lease, None)) is not None:
-            way.journey.taken(told.lease)
         done = self.leases.taken(told, self._clock(), time.time())
         if done is not None:
-            self._release(done.source, told.lease, way)
+            self._release(done.source, told.lease)
             self._ended(done)
             self._changed()
+        if (placed := self._placed.pop(told.lease, None)) is None:
+            return
+        way = placed.way
+        way.journey.taken(told.lease)
+        self._is_rid_of(placed.source, way)
+        if way.client is not placed.target:
+            self._is_rid_of(placed.target, way)
+        if way in self._waiting:  # perhaps for one of these
+            del self._waiting[way]
+            self._send_on(way)
 
     def moving(self, receiving: Receiving) -> None:
         """An engine fills blocks with what it was offered."""
@@ -249,9 +275,11 @@ class Dispatcher:
         now = self._clock()
         clients = [(name, place.client) for name, place in self._places.items()]
         self._quiet = {name for name, client in clients if client is not None and client.quiet > QUIET}
-        for way in dict.fromkeys(self.live.values()):
+        for way in tuple(self._timed):
             left = way.journey.seconds_left(now)
-            if left is not None and left < -LATE:
+            if not way.journey.live:
+                del self._timed[way]
+            elif left is not None and left < -LATE:
                 self._pass(way)
         for way in tuple(self._waiting):
             left = way.journey.seconds_left(now)
@@ -269,13 +297,13 @@ class Dispatcher:
     # Within
 
     def _ways_of(self, client: CoreClient) -> list[Way]:
-        return list(dict.fromkeys(way for way in self.live.values() if way.client is client))
+        return list(self._at.get(client, ()))
 
     def _send_on(self, way: Way) -> None:
         """Have a worker do what is next; if none can, wait for one."""
         gone: set[str] = set()  # have died, and that has yet to be told
         while True:
-            chosen = self._chosen(way, gone | self._quiet) or (self._chosen(way, gone) if self._quiet else None)
+            chosen = self._chosen(way, gone)
             if chosen is None:
                 self._wait(way)
                 return
@@ -287,28 +315,42 @@ class Dispatcher:
                 return
             gone.add(chosen.worker)
 
-    def _chosen(self, way: Way, avoid: set[str]) -> Chosen | None:
-        """Where nobody decodes, a prefill worker serves a request whole. What it was offered is of no use then: whoever
-        computed it finds it in its cache."""
-        if (chosen := self._choose(way, avoid | self._knowing(way))) is not None:
-            return chosen
-        offer = way.journey.offer
+    def _chosen(self, way: Way, gone: set[str]) -> Chosen | None:
+        """Better one of whom nothing comes than none. Where nobody decodes, a prefill worker serves it whole."""
+        for choose in (self._choose, self._stand_in):
+            for avoid in (gone | self._quiet, gone) if self._quiet else (gone,):
+                if (chosen := choose(way, avoid)) is not None:
+                    return chosen
+        return None
+
+    def _stand_in(self, way: Way, avoid: set[str]) -> Chosen | None:
+        """What it was offered is of no use: whoever computed that finds it in its cache."""
+        router, offer = self.router, way.journey.offer
         if offer is not None:
-            if not self.router.can("prefill", avoid | self._knowing(way) - {offer.engine}):
+            if not router.can("prefill", avoid | self._knowing(way) - {offer.engine}):
                 return None
             self._withdraw(way)
-        length, rows = self._length(way.journey), way.journey.rows
-        target = self.router.choose("prefill", length, way.names, rows, avoid | self._knowing(way))
+        avoid, length = avoid | self._knowing(way), self._length(way.journey)
+        if offer is not None and offer.engine not in avoid and router.is_open(offer.engine):
+            cached = router.block_size * ((len(way.journey.message.prompt) - 1) // router.block_size)
+            return Chosen(offer.engine, cached, is_prefill=False, is_local=False)
+        target = router.choose("prefill", length, way.names, way.journey.rows, avoid)
         return None if target is None else Chosen(target.worker, target.cached_tokens, is_prefill=False, is_local=False)
 
     def _knowing(self, way: Way) -> set[str]:
         """Workers whose engines have had it, and may not be rid of it yet."""
-        there = ((self._places.get(name), client) for name, client in way.been.items())
+        there = ((self._places.get(name), client) for client, name in way.been.items())
         return {place.name for place, client in there if place is not None and place.client is client}
+
+    @staticmethod
+    def _is_rid_of(client: CoreClient | None, way: Way) -> None:
+        """With an offer that nobody reads any more, an engine is rid of the requests too."""
+        if client is not None:
+            way.been.pop(client, None)
 
     def _choose(self, way: Way, avoid: set[str]) -> Chosen | None:
         journey, router, control = way.journey, self.router, self.control
-        length, rows = self._length(journey), journey.rows
+        length, rows, avoid = self._length(journey), journey.rows, avoid | self._knowing(way)
         purpose: Purpose = "whole" if journey.offer is None else "decode"
         target = router.choose(purpose, length, way.names, rows, avoid)
         if target is None:
@@ -336,10 +378,12 @@ class Dispatcher:
         adds = (journey.prefill(now),) if is_prefill else journey.decode(now)
         rows = 0 if is_prefill else journey.rows
         way.at, way.client = worker, client
-        way.been[worker] = client
+        way.been[client] = worker
+        self._at.setdefault(client, {})[way] = None
         way.work = self.router.begin(worker, length, cached, way.names, rows, computed=offer is not None)
         if offer is not None:
-            self._placed[offer.lease] = way
+            source = self._places.get(offer.engine)
+            self._placed[offer.lease] = Placed(way, None if source is None else source.client, client)
             self.leases.placed(offer.lease, worker)
             self._changed()
         sink = partial(self._hear, way, journey.leg)
@@ -390,6 +434,11 @@ class Dispatcher:
     def _leave(self, way: Way) -> None:
         if way.work is not None:
             way.work.end()
+        if way.client is not None:
+            ways = self._at[way.client]
+            del ways[way]
+            if not ways:
+                del self._at[way.client]
         way.work = way.client = None
         way.at = ""
 
@@ -398,15 +447,19 @@ class Dispatcher:
         if (offer := way.journey.withdraw()) is None:
             return
         if (source := self.leases.drop(offer.lease)) is not None:
-            self._release(source, offer.lease, way)
+            self._release(source, offer.lease)
             self._changed()
+        for client in [client for client, name in way.been.items() if name == offer.engine]:
+            self._is_rid_of(client, way)
 
     def _move(self, way: Way, why: str, *, by_death: bool = True) -> None:
         """It has no engine any more, for this reason."""
         self._waiting.pop(way, None)
         self._withdraw(way)
         way.why, way.waits_since = why, None
-        if way.journey.lost(by_death=by_death):
+        if way.is_cancelled:
+            self._fail(way, Output("", finished="abort"))
+        elif way.journey.lost(by_death=by_death):
             self.recovered += 1
             self._send_on(way)
         else:
@@ -427,10 +480,8 @@ class Dispatcher:
         for request in requests:
             way.sink(msgspec.structs.replace(told, request=request))
 
-    def _release(self, source: str, lease: str, way: Way | None = None) -> None:
-        """Nobody reads this offer any more. The engine knows no more of the request, which is on this `way`."""
-        if way is not None:
-            way.been.pop(source, None)
+    def _release(self, source: str, lease: str) -> None:
+        """Nobody reads this offer any more."""
         place = self._places.get(source)
         if place is None or place.client is None:
             return

@@ -73,6 +73,13 @@ class Pool(NamedTuple):
     mask: Mask
     slots: tuple[int, ...]
 
+    def without(self, some: Collection[int]) -> Pool:
+        """All but these, which are in it."""
+        mask = self.mask.copy()
+        mask[list(some)] = False
+        bits = self.bits & ~sum(1 << slot for slot in some)
+        return Pool(bits, mask, tuple(slot for slot in self.slots if slot not in some))
+
 
 class UnknownWorker(ValueError):
     """No worker has this name; the message has it."""
@@ -163,7 +170,7 @@ class Router:
         pool = self._pool(self._roles_for(purpose))
         avoided = {slot for name in avoid if (slot := self._slots.get(name)) is not None and pool.bits >> slot & 1}
         if avoided:
-            pool = self._among([slot for slot in pool.slots if slot not in avoided])
+            pool = pool.without(avoided)
         if not pool.slots:
             return None
         names = names[: (prompt_tokens - 1) // self.block_size]  # one token at least is computed: its logits are needed
@@ -181,6 +188,10 @@ class Router:
         self.bounded += bounded
         self.decision_seconds += time.perf_counter() - begun
         return Choice(self._names[slot], cached, by_prefix, bounded)
+
+    def is_open(self, name: str) -> bool:
+        """Whether a worker of this name is there, and can take requests."""
+        return self._slots.get(name) in self._open
 
     def can(self, purpose: Purpose, avoid: Collection[str] = ()) -> bool:
         """Whether `choose` would find somebody."""

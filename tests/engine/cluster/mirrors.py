@@ -302,6 +302,7 @@ class MirrorCluster:
         assert not self.dispatcher.num_waiting
         assert not len(self.dispatcher.leases), "an offer is kept for ever"
         assert not self.dispatcher._placed
+        assert not self.dispatcher._at
         for name, worker in self.workers.items():
             core = worker.core
             assert not core.has_work, f"{name} has {core.scheduler.requests}"

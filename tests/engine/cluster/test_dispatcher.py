@@ -137,16 +137,27 @@ def test_what_was_offered_is_found_in_the_cache_of_whoever_computed_it_when_nobo
     some.run()
 
 
-def test_a_prefill_worker_serves_whole_requests_while_nothing_comes_of_those_that_decode():
+@pytest.mark.parametrize("routing", ["prefix", "round_robin"])
+def test_of_several_prefill_workers_the_one_that_computed_a_prompt_goes_on_with_it(routing):
+    some = cluster(3, 1, routing=routing)
+    some.add(PROMPT, greedy(12, ignore_eos=True))
+    at = some.dispatcher.live["r0"].at
+    some.step(at)
+    some.kill("decode-0")
+    some.deliver(at)
+    assert some.dispatcher.live["r0"].at == at
+    some.run()
+
+
+def test_a_worker_of_which_nothing_comes_for_a_while_still_decodes():
+    """It may be in a long step, or wait for blocks."""
     some = brought_to("decoding")
     some.workers["decode-0"].client._heard -= QUIET + 1
     some.dispatcher.review()
     some.add(PROMPT[::-1], greedy(4))
-    for _ in range(20):
-        some.step("prefill-0")
-        some.deliver("prefill-0")
-    assert some.asked["r1"].finished == "length"
+    assert state(some, "r1") == "prefill"
     some.run()
+    assert some.dispatcher.leases.handed_over == 2
 
 
 def test_what_dies_with_its_engine_may_have_been_told_in_part():
@@ -376,6 +387,18 @@ def test_a_beam_search_that_is_cancelled_tells_what_it_has():
     assert some.asked["r0"].finished == "abort"
 
 
+def test_a_beam_search_that_was_cancelled_goes_on_nowhere_when_its_engine_dies():
+    some = cluster(0, 2)
+    some.add(PROMPT, SamplingParams(20, temperature=0.0, ignore_eos=True, beam=BeamParams(3)), 3)
+    at = some.dispatcher.live["r0"].at
+    some.step(at)
+    assert some.dispatcher.cancel("r0") == ("r0",)
+    some.kill(at)
+    assert some.asked["r0"].finished == "abort"
+    assert some.dispatcher.recovered == 0
+    some.run()
+
+
 def test_cached_tokens_are_those_of_whoever_computed_the_prompt():
     some = cluster()
     some.add(PROMPT, greedy(4))
@@ -460,6 +483,24 @@ def test_what_nobody_tells_the_end_of_fails_by_name_where_nobody_else_can_go_on(
     some.step("decode-0")
     assert some.workers["decode-0"].connector.jobs, "whoever fills its blocks may still be writing"
     some.run()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_waits_only_for_engines_to_be_rid_of_it_goes_on_once_they_are(n):
+    some = brought_to("placed", n)
+    some.step("decode-0")
+    some.deliver("decode-0")
+    (moving,) = some.dispatcher.leases.told(0.0)
+    some.dispatcher.overdue(some.workers["decode-0"].client, moving.lease, "nobody has told")
+    assert state(some) == "routed"
+    while some.workers["decode-0"].connector.jobs:
+        some.tick()
+    for _ in range(2):
+        some.step("decode-0")
+        some.deliver("decode-0")
+    assert state(some) == "decoding"
+    some.run()
+    assert {asked.finished for asked in some.asked.values()} == {"length"}
 
 
 @pytest.mark.parametrize("n", [1, 3])
