@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -21,6 +19,7 @@ from engine.core_client import (
 )
 from engine.messages import Add, BlockTokens, Reply, RequestTokens
 from engine.protocol import Control, EngineInfo, FinishReason, LiveRequest, LiveRequests, encode
+from engine.transfer.needs import unmet
 
 if TYPE_CHECKING:
     from engine.cluster.cluster import Cluster
@@ -111,11 +110,14 @@ class ClusterClient:
 
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix, of all workers."""
-        told = await asyncio.gather(*(client.clear_cache() for _, client in self._clients()), return_exceptions=True)
-        cleared = [one for one in told if not isinstance(one, EngineDiedError)]  # it has nothing cached any more
-        if (failed := next((one for one in cleared if isinstance(one, BaseException)), None)) is not None:
-            raise failed
-        return Cleared(sum(one.blocks for one in cleared if not isinstance(one, BaseException)), 0)
+        clients = self._clients()
+        told = await self._ask(lambda client: client.clear_cache(), clients)
+        for (name, _), one in zip(clients, told, strict=True):
+            if isinstance(one, TimeoutError):
+                raise CallFailedError(f"{name} has not answered for {ANSWER_SECONDS:g} s; it does so when it can")
+            if isinstance(one, BaseException) and not isinstance(one, EngineDiedError):  # else it has nothing any more
+                raise one
+        return Cleared(sum(one.blocks for one in told if not isinstance(one, BaseException)), 0)
 
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
         """Change the control of all engines, also of those that come later. Raises CallRefusedError where one of them
@@ -125,24 +127,23 @@ class ClusterClient:
     async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
         async with self._patching:
             wanted = change(self.control)
-            before: dict[CoreClient, Control] = {}
-            seq = 0
-            try:
-                for name, client in self._clients():
-                    if client.in_force is None:
-                        continue
-                    with contextlib.suppress(EngineDiedError):  # the next one of its name is told when it is ready
-                        had = client.in_force.control
-                        seq = max(seq, (await client.patch_control(lambda _: wanted)).seq)
-                        before[client] = had
-                        self._told[name] = wanted
-            except (CallRefusedError, CallFailedError):
-                for client, had in before.items():
-                    with contextlib.suppress(EngineDiedError, CallFailedError):
-                        await client.patch_control(partial(_always, had))
-                self._told = dict.fromkeys(self._told, self.control)
-                raise
-            self.in_force = ControlInForce(wanted, seq)
+            if self._cluster.hands_over and (need := unmet(wanted)) is not None:  # also engines that have yet to come
+                raise CallRefusedError(
+                    f"{need.setting} must be {need.must!r} where KV is handed over, not {need.got!r}"
+                )
+            clients = [(name, client) for name, client in self._clients() if client.in_force is not None]
+            before = {client: client.in_force.control for _, client in clients if client.in_force is not None}
+            told = await self._ask(lambda client: client.patch_control(lambda _: wanted), clients)
+            if refusals := [one for one in told if isinstance(one, (CallRefusedError, CallFailedError))]:
+                await self._ask(lambda client: client.patch_control(lambda _: before[client]), clients)
+                raise refusals[0]
+            # Of those that died the next ones are told when they are ready; one that is stopped is told already.
+            seqs = []
+            for (name, _), one in zip(clients, told, strict=True):
+                if isinstance(one, ControlInForce):
+                    self._told[name] = wanted
+                    seqs.append(one.seq)
+            self.in_force = ControlInForce(wanted, max(seqs, default=0))
             return self.in_force
 
     @property
@@ -166,17 +167,16 @@ class ClusterClient:
     async def shutdown(self, timeout: float = 3.0) -> None:
         await self._cluster.shutdown(timeout)
 
-    async def _ask(self, call: Callable[[CoreClient], Awaitable[T]]) -> list[T | BaseException]:
-        """Ask all engines at once what they have: one that is stopped does not keep the others' answers."""
+    async def _ask(
+        self, call: Callable[[CoreClient], Awaitable[T]], clients: Sequence[tuple[str, CoreClient]] | None = None
+    ) -> list[T | BaseException]:
+        """Ask engines, or all, at once: one that is stopped does not keep the others' answers."""
+        asked = self._clients() if clients is None else clients
         return await asyncio.gather(
-            *(asyncio.wait_for(call(client), ANSWER_SECONDS) for _, client in self._clients()), return_exceptions=True
+            *(asyncio.wait_for(call(client), ANSWER_SECONDS) for _, client in asked), return_exceptions=True
         )
 
     def _clients(self) -> list[tuple[str, CoreClient]]:
         """Those of engines that are ready, with their workers' names."""
         serving = [worker for worker in self._cluster.workers if worker.phase != "dead" and worker.serves]
         return [(worker.name, worker.client) for worker in serving if worker.client is not None]
-
-
-def _always(control: Control, before: Control) -> Control:
-    return control

@@ -31,7 +31,7 @@ from engine.server.service import Loaded, Service
 from engine.server.settings import ServeSettings
 from engine.supervisor import Death, GaveUp
 from engine.tokenizer import Tokenizer, TokenizerError
-from engine.transfer.needs import Need, unmet
+from engine.transfer.needs import unmet
 
 LOOK_SECONDS = 0.1  # between two looks at who has waited too long, and at who has nothing to do any more
 _log = logging.getLogger(__name__)
@@ -114,8 +114,8 @@ class Cluster:
         if self.client.info is None:
             return f"the engines are loading {self.settings.names[0]}"
         workers = self._workers.values()
-        able = [one for one in workers if one.phase == "ready" and one.serves]
-        if (self._complete.is_set() and able) or any(one.role in sizes.SERVING for one in able):
+        roles = sizes.FIELDS if self._complete.is_set() else sizes.SERVING  # at the start all come about together
+        if any(one.role in roles and one.phase == "ready" and one.serves for one in workers):
             return None
         told = [f"{one.name}: {one.reason}" for one in workers if one.reason]
         return "; ".join(["no engine can serve now", *told])
@@ -127,6 +127,11 @@ class Cluster:
 
     def transfers(self) -> tuple[TransferState, ...]:
         return tuple(self.dispatcher.leases.told(self.dispatcher.now))
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether there are to be engines that do."""
+        return any(sizes.wanted(self.control, role) for role in sizes.HANDING)
 
     def load(self, name: str) -> float:
         """Outstanding tokens of a worker, as the router has it."""
@@ -198,7 +203,8 @@ class Cluster:
         """Hold this from now on; returns when it is under way. Raises ClusterControlError, which names the field."""
         sizes.check(control)
         for role in sizes.HANDING:
-            if sizes.wanted(control, role) and (need := self._unmet(role)) is not None:
+            grows = sizes.wanted(control, role) > sizes.wanted(self.control, role)
+            if grows and (need := unmet(self.client.control, self._device(role))) is not None:
                 wrong = f"must be 0 where {need.setting} is {need.got}: KV is handed over only where it is {need.must}"
                 raise ClusterControlError(f"{role}: {wrong}")
         each = self.config.kv_memory + self.config.swap_space
@@ -219,12 +225,14 @@ class Cluster:
         self._note_workers()
         self._reconcile()
 
-    def _unmet(self, role: Role) -> Need | None:
-        """What would keep engines of that role from handing KV over."""
+    def _device(self, role: Role) -> str:
+        """Of engines of that role. What `auto` comes to is known of those that there are, of this role or any."""
         device = str(self._own(role).get("device", self.config.device))
-        if device == "auto" and self.client.info is not None:
-            device = self.client.info.device.partition(":")[0]
-        return unmet(self.client.control, device)
+        if device != "auto":
+            return device
+        found = [(one.role, one.service.loaded.info.device) for one in self.workers if one.service.loaded is not None]
+        known = {device for of, device in found if of == role} or {device for _, device in found}
+        return "cuda" if known and all(device.startswith("cuda") for device in known) else device
 
     def _reconcile(self) -> None:
         """Have as many workers as are wanted, as far as it can be done now. To be called whenever something changes."""

@@ -116,8 +116,10 @@ def _free_name(role: Role, taken: set[str]) -> str:
 
 
 def _without_the_last(drain: list[str], members: Sequence[Member]) -> list[str]:
-    """Those of `drain` that may go now: one of those that can serve stays while no other can."""
-    able = [member.name for member in members if member.role in SERVING and member.phase == "ready"]
+    """Those of `drain` that may go now: one of those that serve stays while no other can. Where nobody is there who
+    decodes, those are prefill workers."""
+    ready = [member for member in members if member.phase == "ready"]
+    able = [member.name for member in ready if member.role in SERVING] or [member.name for member in ready]
     if not able or any(name not in drain for name in able):
         return drain
     return [name for name in drain if name != able[0]]

@@ -20,10 +20,11 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.cluster_file import read_cluster_file
 from engine.cluster.protocol import ClusterControl
 from engine.cluster.sizes import ClusterControlError
-from engine.cluster.worker import WorkerSpec
-from engine.core_client import CallRefusedError, Core, CoreProcess, EngineDiedError
-from engine.protocol import Control, EngineInfo, LiveRequests, Receiving
+from engine.cluster.worker import Worker, WorkerSpec
+from engine.core_client import CallFailedError, CallRefusedError, Core, CoreProcess, EngineDiedError
+from engine.protocol import Control, LiveRequests, Receiving
 from engine.sampling_params import SamplingParams
+from engine.server.service import Loaded
 from engine.server.settings import ServeSettings
 from engine.supervisor import GaveUp, silence
 from tests.engine.cluster.clusters import TINY, Asked, named, running, settle, snapshot, until
@@ -340,8 +341,13 @@ async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
         assert (told.running, told.waiting) == (2, 0)
         for one in held:
             cluster.client.cancel(one.names[0])
+        switched = Control(max_num_seqs=9)
+        assert (await asyncio.wait_for(cluster.client.patch_control(lambda _: switched), 20)).control == switched
+        with pytest.raises(CallFailedError, match=r"replica-1 has not answered for 0\.2 s"):
+            await cluster.client.clear_cache()
         os.kill(core.process.pid, signal.SIGCONT)
         assert await before[1].tokens()
+        assert {(await snapshot(worker)).control for worker in cluster.workers} == {switched}
         await settle(cluster)
 
 
@@ -419,12 +425,31 @@ async def test_pools_are_refused_where_no_kv_could_be_handed_over(settings, told
 
 
 async def test_what_was_switched_since_the_start_counts_and_what_a_device_came_to():
-    cluster = Cluster(TINY, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2))
+    config = replace(TINY, device="auto")
+    cluster = Cluster(config, ServeSettings(names=("tiny",)), start_forked, ClusterControl(replicas=2))
     await cluster.client.patch_control(lambda control: replace(control, batching="static"))
     with pytest.raises(ClusterControlError, match=r"^prefill: must be 0 where batching is static"):
         await cluster.change(ClusterControl(replicas=2, prefill=1))
     await cluster.client.patch_control(lambda control: replace(control, batching="continuous"))
-    cluster.config = replace(TINY, device="auto")
-    cluster.client.info = cast("EngineInfo", SimpleNamespace(device="cuda:0"))
+
+    def has(name, role, device):
+        worker = Worker(cluster.spec(name, role), cluster.settings, start_forked, cluster)
+        worker.service.loaded = cast("Loaded", SimpleNamespace(info=SimpleNamespace(device=device)))
+        cluster._workers[name] = worker
+
+    has("replica-0", "replica", "cuda:0")
     with pytest.raises(ClusterControlError, match=r"^prefill: must be 0 where device is cuda"):
         await cluster.change(ClusterControl(replicas=2, prefill=1))
+    assert cluster._device("decode") == "cuda"
+    has("decode-0", "decode", "cpu")  # on another host: replicas may be where GPUs are
+    assert cluster._device("decode") == "cpu" or cluster._device("decode") == "auto"
+    assert cluster._device("replica") == "cuda"
+
+
+async def test_no_engine_is_switched_to_what_one_that_is_on_its_way_could_not_take():
+    async with running(ClusterControl(replicas=1)) as cluster:
+        await cluster.change(ClusterControl(replicas=1, decode=1))
+        with pytest.raises(CallRefusedError, match="batching must be 'continuous' where KV is handed over"):
+            await cluster.client.patch_control(lambda control: replace(control, batching="static"))
+        await until(lambda: [worker.phase for worker in cluster.workers] == ["ready", "ready"])
+        assert {worker.client.in_force.control.batching for worker in cluster.workers} == {"continuous"}

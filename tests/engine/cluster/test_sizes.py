@@ -83,3 +83,11 @@ def test_whatever_there_is_the_plan_leads_to_what_is_wanted(there, control):
     assert kept <= 1  # the last one that can serve
     able = [member for member in members if member.role in SERVING and member.phase == "ready"]
     assert not able or any(member.name not in found.drain for member in able)
+
+
+def test_the_last_prefill_worker_stays_while_nobody_decodes():
+    for phase in ("starting", "dead"):
+        members = [Member("prefill-0", "prefill", "ready"), Member("decode-0", "decode", phase)]
+        assert plan(ClusterControl(prefill=0, decode=1), members).drain == ()
+    members[1] = Member("decode-0", "decode", "ready")
+    assert plan(ClusterControl(prefill=0, decode=1), members).drain == ("prefill-0",)
