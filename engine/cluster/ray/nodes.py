@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Ray reads these when it is imported: nothing is told to its makers, and nothing of calls whose answer nobody needs.
@@ -52,7 +52,8 @@ class RayNodes:
         self._plan = plan
         self._actors: dict[str, Any] = {}  # of each worker
         self._cores: dict[str, RayCore] = {}  # the newest of each
-        self._homeless: set[str] = set()  # workers that were to be started, and found no room
+        self._starting: dict[str, threading.Event] = {}  # workers; each is set when another start of its name begins
+        self._homeless: set[str] = set()  # workers that were to be started last time, and found no room
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._is_connected_by_us = not ray.is_initialized()
@@ -73,21 +74,32 @@ class RayNodes:
         Raises CannotStart. Nothing is left of a worker for which it was raised, not even that it waits for room.
         """
         pool = self._plan.pool(spec.role)
+        called_off = threading.Event()
+        with self._lock:
+            self._homeless.discard(spec.name)
+            if (before := self._starting.get(spec.name)) is not None:  # whoever waits there is not waited for any more
+                before.set()
+                self._actors.pop(spec.name, None)  # which that one ends
+            self._starting[spec.name] = called_off
         actor = self._actor(spec.name, pool)
         life = f"{spec.name}-{secrets.token_hex(4)}"
         try:
-            begun = self._begin(spec, pool, actor, life)
+            begun = self._begin(spec, pool, actor, life, called_off)
         except CannotStart:
             self._end_actor(spec.name, actor)
             raise
+        finally:
+            with self._lock:
+                if self._starting.get(spec.name) is called_off:
+                    del self._starting[spec.name]
         core = RayCore(
             spec.name, actor, life, begun, spec.config.transfer_seconds, lambda: self._end_actor(spec.name, actor)
         )
         told = f"{spec.name} starts as process {begun.pid} of node {core.node}, with its log in {begun.log}"
         log.event(_log, logging.DEBUG, "engine_begun", told)
         with self._lock:
-            self._cores[spec.name] = core
-            self._homeless.discard(spec.name)
+            if not called_off.is_set():
+                self._cores[spec.name] = core
         return core
 
     def that_find_room(self, names: Sequence[str]) -> list[str]:
@@ -147,14 +159,19 @@ class RayNodes:
             self._actors[name] = ray.remote(**options)(EngineActor).remote()
             return self._actors[name]
 
-    def _begin(self, spec: WorkerSpec, pool: PoolPlan, actor: Any, life: str) -> Begun:
+    def _begin(self, spec: WorkerSpec, pool: PoolPlan, actor: Any, life: str, called_off: threading.Event) -> Begun:
         """Raises CannotStart."""
         config = msgspec.msgpack.encode(spec.config)
         limit = time.monotonic() + self._plan.start_seconds
         why = ""
-        while time.monotonic() < limit and not self._closing.is_set():
+
+        def is_over() -> bool:
+            return self._closing.is_set() or called_off.is_set()
+
+        while time.monotonic() < limit and not is_over():
             try:
-                if (begun := self._answer(actor.begin.remote(life, own_version(), config), spec, pool, limit)) is None:
+                answer = actor.begin.remote(life, own_version(), config)
+                if (begun := self._answer(answer, spec, pool, limit, is_over)) is None:
                     break
                 return begun
             except ActorUnavailableError as error:  # Ray is starting it again
@@ -166,7 +183,7 @@ class RayNodes:
             except RayError as error:
                 raise CannotStart(f"{spec.name}: its actor cannot be started: {in_a_sentence(error)}") from error
             self._closing.wait(AGAIN_SECONDS)
-        if self._closing.is_set():
+        if is_over():
             raise CannotStart(f"{spec.name}: the start was called off")
         seconds = f"{self._plan.start_seconds:g} s (start-seconds)"
         if missing := lacking([_asked(pool)], _free()):
@@ -175,10 +192,12 @@ class RayNodes:
             raise CannotStart(f"{spec.name}: the Ray cluster has had no room for it for {seconds}: {missing}")
         raise CannotStart(f"{spec.name}: its actor has not started within {seconds}{f': {why}' if why else ''}")
 
-    def _answer(self, begun: Any, spec: WorkerSpec, pool: PoolPlan, limit: float) -> Begun | None:
+    def _answer(
+        self, begun: Any, spec: WorkerSpec, pool: PoolPlan, limit: float, is_over: Callable[[], bool]
+    ) -> Begun | None:
         """Wait for it: None when that is called off, or takes too long. Raises RayError."""
         told = time.monotonic() + WAIT_SECONDS
-        while (left := limit - (now := time.monotonic())) > 0 and not self._closing.is_set():
+        while (left := limit - (now := time.monotonic())) > 0 and not is_over():
             try:
                 found: Begun = ray.get(begun, timeout=min(left, LOOK_SECONDS))
                 return found
