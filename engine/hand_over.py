@@ -25,13 +25,12 @@ from engine.messages import Taken
 from engine.protocol import FinishReason, Offered, Receiving, Transferred, Wait
 from engine.request import Request
 from engine.transfer.connector import Ended, KVConnector, Transfer, Unavailable
+from engine.transfer.offer import HAS_ENDED, Offer
 from engine.transfer.offer import LEASE_SECONDS as LEASE_SECONDS
-from engine.transfer.offer import Offer
 
 if TYPE_CHECKING:
     from engine.scheduler import Scheduler
 
-HAS_ENDED = "the request has ended"
 MOST_FAILURES = 3  # times in a row that nobody can tell whether blocks are still written
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ class Leases:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self.recent: deque[TransferDone] = deque(maxlen=RECENT_TRANSFERS)
-        self.handed_over = 0  # offers that were made
+        self.handed_over = 0  # offers that others were told to take
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -39,11 +39,11 @@ class Leases:
     def offered(self, request: str, offer: Offer, source: str, now: float) -> None:
         blocks = len(offer.blocks)
         self._leases[offer.lease] = Lease(request, offer, source, now, blocks=blocks, nbytes=blocks * offer.block_bytes)
-        self.handed_over += 1
 
     def placed(self, lease: str, target: str) -> None:
         found = self._leases[lease]
         found.target, found.phase = target, "waiting"
+        self.handed_over += 1
 
     def moving(self, lease: str, blocks: int, nbytes: int) -> None:
         """The target fills blocks with it. Nothing of one that is over."""

@@ -99,7 +99,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     load: float = 0.0  # as the router has it: outstanding tokens
     routed: int = 0  # requests sent there
     colocated: Interference = Interference()  # while it served whole requests
-    separated: Interference = Interference()  # while prompts were prefilled elsewhere
+    separated: Interference = Interference()  # of a decode worker, while prompts were prefilled elsewhere
     sent: TransferTotals = TransferTotals()
     received: TransferTotals = TransferTotals()
 
@@ -135,8 +135,8 @@ class TransferDone(msgspec.Struct, frozen=True):
 
 
 class RouterState(msgspec.Struct, frozen=True):
-    """`decision_seconds`: in all. `imbalance`: of the tokens sent to each worker that takes prompts, the most over the
-    mean; None before the first."""
+    """`decisions`: looks for a worker; a request that is handed over takes some. `decision_seconds`: in all.
+    `imbalance`: of the tokens sent to each worker that takes prompts, the most over the mean; None before the first."""
 
     decisions: int = 0
     decision_seconds: float = 0.0
@@ -144,7 +144,7 @@ class RouterState(msgspec.Struct, frozen=True):
     bounded: int = 0  # would have, but for the load there
     local: int = 0  # prefilled where they decode, though there was a prefill pool
     handed_over: int = 0
-    recovered: int = 0  # went on elsewhere after their worker died or was drained
+    recovered: int = 0  # went on elsewhere, after a death, a drain or an overdue transfer
     indexed_blocks: int = 0
     imbalance: float | None = None
 

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.cluster.protocol import Interference, StepTimes, TransferTotals, WorkerState
 from engine.protocol import Counters, PoolTotals, Record, RequestStatus, SharingLedger, Snapshot, counted
+from engine.transfer.offer import HAS_ENDED
 
 WINDOW = 1024  # of the newest steps: what percentiles are of
 
@@ -136,8 +137,10 @@ class WorkerTally:
                 )
             elif done.side == "sent":
                 changed = msgspec.structs.replace(totals, expired=totals.expired + 1)
-            else:
+            elif done.error != HAS_ENDED:  # else nobody had it computed again
                 changed = msgspec.structs.replace(totals, failed=totals.failed + 1)
+            else:
+                changed = totals
             if done.side == "sent":
                 self._sent = changed
             else:

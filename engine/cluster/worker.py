@@ -184,7 +184,7 @@ class Worker:
         self.tally.begin_again()
 
     def observe(self, record: Record) -> None:
-        self.tally.take(record, self._listener.separate)
+        self.tally.take(record, self._listener.separate and self.role == "decode")
         self._listener.take_record(self, record)
 
     def resume(self, snapshot: Snapshot) -> None:

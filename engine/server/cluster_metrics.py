@@ -182,7 +182,11 @@ def _of_cluster(state: ClusterState) -> Iterator[Metric]:
 
     yield _gauge("workers", "Workers by role and phase", workers, "role", "phase")
     yield _gauge("wanted_workers", "Workers that there are to be, by role", wanted, "role")
-    yield _gauge("separate", "1 while prompts are prefilled by prefill workers", {(): control.separate})
+    yield _gauge(
+        "separate",
+        "1 while prefill workers are to prefill what others decode, where there are both",
+        {(): control.separate},
+    )
     yield _gauge("load_tokens", "Tokens that a worker has yet to compute, as the router has it", each["load"], "engine")
     yield _gauge("sending_requests", "Prefilled, and held until another worker has the KV", each["sending"], "engine")
     yield _gauge("receiving_requests", "Have blocks that KV is on its way into", each["receiving"], "engine")
@@ -194,13 +198,17 @@ def _of_cluster(state: ClusterState) -> Iterator[Metric]:
     yield _counter("expired_leases", "Offers that nobody took in time", each["expired"], "engine")
     yield _counter("routed_requests", "Requests sent to a worker", each["routed"], "engine")
     for name, what, value in (
-        ("router_decisions", "Times that a worker was chosen", router.decisions),
+        ("router_decisions", "Looks for a worker; a request that is handed over takes some", router.decisions),
         ("router_decision_seconds", "Time that choosing took", router.decision_seconds),
         ("routed_by_prefix", "Choices that followed a cached prefix", router.by_prefix),
         ("routed_past_prefix", "Choices that would have, but for the load there", router.bounded),
         ("prefilled_locally", "Prompts prefilled where they decode, past the prefill workers", router.local),
         ("handed_over_requests", "Requests that went from a prefill worker to another", router.handed_over),
-        ("recovered_requests", "Went on elsewhere after their worker died or was drained", router.recovered),
+        (
+            "recovered_requests",
+            "Went on elsewhere, after a death, a drain or an overdue transfer",
+            router.recovered,
+        ),
     ):
         yield _counter(name, what, {(): value})
     yield _gauge("indexed_blocks", "Cached blocks that the router knows of", {(): router.indexed_blocks})

@@ -11,6 +11,7 @@ import pytest
 from engine.cluster.protocol import StepTimes, TransferTotals, WorkerState
 from engine.cluster.tally import WINDOW, WorkerTally
 from engine.protocol import Control, Left, Offered, Receiving, Record, Snapshot
+from engine.transfer.offer import HAS_ENDED
 from tests.engine.cluster.records import arrived, joined, record, transferred
 from tests.tui.simulated import simulate
 
@@ -119,11 +120,11 @@ def test_a_request_whose_blocks_come_is_receiving_and_then_runs_or_waits() -> No
     came = (joined("a", received_tokens=40, received_blocks=3),)
     tally.take(record(3, "decode", transferred=done, joined=came), separate=True)
     assert statuses(tally) == {"running": 1, "waiting": 1, "receiving": 1}
-    gone = (transferred("c", "received", error="aborted"),)
+    gone = (transferred("c", "received", error=HAS_ENDED),)
     tally.take(record(4, transferred=gone, left=(Left("c", "abort"),)), separate=True)
     assert statuses(tally) == {"running": 1, "waiting": 1}
     told = tally.told(BARE)
-    assert told.received == TransferTotals(requests=1, blocks=3, nbytes=300, seconds=0.25, failed=2)
+    assert told.received == TransferTotals(requests=1, blocks=3, nbytes=300, seconds=0.25, failed=1)
     assert told.received_tokens == 40
 
 
