@@ -82,6 +82,7 @@ class ClusterOperator:
             if not self.able():
                 return
             if self.made:
+                self._asked |= self.made[-1].before
                 await self._change(self.made[-1].before, undoes=self.made[-1])
             else:
                 self._tell("nothing was changed from this screen", True)

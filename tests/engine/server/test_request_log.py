@@ -104,9 +104,11 @@ def test_a_client_that_leaves(logged, streams: bool) -> None:
         connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         while not logged.http.get("/engine/requests").json()["requests"]:
             pass
-        read = 0
-        while streams and read < 400:
-            read += len(connection.recv(4096))
+        read = b""
+        while streams and len(read) < 400:
+            more = connection.recv(4096)
+            assert more, read
+            read += more
     line = logged.line_of(name)
     assert (line["ended"], line["level"], line["answer"]) == ("left", "info", f"cmpl-{name}")
     assert line["output_tokens"] < 3000

@@ -65,3 +65,14 @@ async def test_each_undo_takes_another_change_back(hand):
     assert cluster.changes == [{"separate": False}, {"decode": 3}, {"decode": 2}, {"separate": True}]
     assert operator.made == []
     assert told[-1] == ("nothing was changed from this screen", True)
+
+
+async def test_the_next_key_begins_with_what_an_undo_restores(hand):
+    operator, cluster, _ = hand
+    await operator.change({"decode": 3})
+    undoing = asyncio.create_task(operator.undo())
+    await asyncio.sleep(0)
+    assert cluster.changes == [{"decode": 3}, {"decode": 2}]
+    assert cluster.control.decode == 3
+    assert operator.control.decode == 2
+    await undoing
