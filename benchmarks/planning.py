@@ -6,6 +6,10 @@ simulator says at which speed of the trace requests wait noticeably and the engi
 sessions again say what steps cost, and given this alone the simulator says what throughput and TTFT will be; then
 `loadgen` measures them. Throughput is there what is asked for: what the engines can do is predicted and measured in the
 same way, with nearly everything due at once.
+
+Which prompts meet in a step depends on milliseconds, and percentiles on that. So a prediction is the mean of some
+simulations whose steps are longer or shorter as those of the calibration were. To TTFT comes what passes outside the
+engines, in the front and on the way to the client: in the mean of the calibration's requests.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -32,7 +36,7 @@ from rich.console import Console
 from benchmarks.compare import tell_if_busy
 from benchmarks.options import check_file
 from benchmarks.report import machine
-from benchmarks.step_costs import fitted, spread, timed
+from benchmarks.step_costs import first_tokens, fitted, scattered, spread, timed
 from engine.cli import number
 from engine.cluster.protocol import ClusterControl
 from engine.config import DEFAULT_MODEL
@@ -56,8 +60,9 @@ TRACE = Path(__file__).resolve().parents[1] / "traces" / "chat500.jsonl"
 FIRST = 4.0  # speed of the first calibration
 SPEEDS = (3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0)  # tried in a simulation
 UNLOADED = 0.25
+SIMULATIONS = 9  # of which a prediction is the mean
 AT_ONCE = 200.0  # a speed at which engines have all they can do
-AT_ONCE_SHARE = 0.5  # of the sessions that are measured at the chosen speed
+AT_ONCE_SHARE = 0.2  # of the sessions that are measured at the chosen speed
 WAITING = 1.4  # TTFT p90, times that of an unloaded engine: requests wait, and no queue grows without end
 KV_MEMORY = "1GiB"
 LINK, LINK_LATENCY = 5e9, 0.003
@@ -84,6 +89,17 @@ WAYS = (
 )
 
 
+class Calibration(msgspec.Struct, frozen=True):
+    """What steps cost, the steps that say so, and the mean seconds of a TTFT that are spent in no engine."""
+
+    cost: StepCost
+    steps: tuple[tuple[StepWork, float], ...]
+    outside: float
+
+    def costs(self) -> Iterator[StepCost]:
+        return (scattered(self.cost, self.steps, seed) for seed in range(SIMULATIONS))
+
+
 class Figures(msgspec.Struct, frozen=True):
     """Tokens a second over the whole run, and seconds from when requests were due to their first text."""
 
@@ -102,6 +118,7 @@ class Compared(msgspec.Struct, frozen=True):
     steps: int  # that the cost was fitted to
     cost_bias: float  # what the fitted costs come to, over what these steps took
     cost_scatter: float
+    outside: float  # seconds of a TTFT that are spent in no engine
     speed: float
     requests: int
     busy: float  # of the busiest engine, as predicted
@@ -149,18 +166,31 @@ def predict(trace: Path, way: Way, cost: StepCost, info: EngineInfo, speed: floa
     return simulator.prediction()
 
 
-def predicted(prediction: PoolsPrediction) -> Figures:
-    queue, throughput = prediction.queue, prediction.throughput
-    first, gap = queue.time_to_first_token, queue.inter_token
+def predicted(simulated: Sequence[PoolsPrediction], outside: float) -> Figures:
+    """The means of these simulations, with what passes `outside` the engines before a first token is seen."""
+
+    def mean(of_one: Callable[[PoolsPrediction], float | None]) -> float:
+        return statistics.fmean(of_one(one) or 0.0 for one in simulated)
+
     return Figures(
-        output_tokens_per_second=throughput.output_tokens_per_second or 0.0,
-        ttft_p50=first.p50 or 0.0,
-        ttft_p90=first.p90 or 0.0,
-        ttft_p99=first.p99 or 0.0,
-        itl_p50=gap.p50 or 0.0,
-        itl_p99=gap.p99 or 0.0,
-        prompt_tokens=prediction.requests.prompt_tokens,
+        output_tokens_per_second=mean(lambda one: one.throughput.output_tokens_per_second),
+        ttft_p50=mean(lambda one: one.queue.time_to_first_token.p50) + outside,
+        ttft_p90=mean(lambda one: one.queue.time_to_first_token.p90) + outside,
+        ttft_p99=mean(lambda one: one.queue.time_to_first_token.p99) + outside,
+        itl_p50=mean(lambda one: one.queue.inter_token.p50),
+        itl_p99=mean(lambda one: one.queue.inter_token.p99),
+        prompt_tokens=simulated[0].requests.prompt_tokens,
     )
+
+
+def outside(run: RunFile, records: Sequence[Sequence[Record]]) -> float:
+    """Mean seconds between when a request was due and its first text that no engine had it. Raises ValueError if the
+    engines tell of other requests than the client."""
+    seen = [record.chunks[0] - (record.scheduled or 0.0) for record in run.records() if record.chunks]
+    drawn = [seconds for of_one in records for seconds in first_tokens(of_one)]
+    if len(seen) != len(drawn):
+        raise ValueError(f"the client has {len(seen)} first tokens, and the engines' records {len(drawn)}")
+    return max(0.0, statistics.fmean(seen) - statistics.fmean(drawn))
 
 
 def measured(run: RunFile) -> Figures:
@@ -220,39 +250,39 @@ class Planning:
         async with EngineProcess([*common, *way.arguments], lambda _: None) as engine:
             urls = await _engines(engine.url)
             info = (await _snapshot(urls[0])).engine
-            rough, _ = await self._calibrate(way, engine.url, urls, FIRST, 250, FIRST * options.calibration / 2)
-            speed = self._choose(way, rough, info)
-            cost, steps = await self._calibrate(way, engine.url, urls, speed, 320, speed * options.calibration)
+            rough = await self._calibrate(way, engine.url, urls, FIRST, 250, FIRST * options.calibration / 2)
+            speed = self._choose(way, rough.cost, info)
+            known = await self._calibrate(way, engine.url, urls, speed, 320, speed * options.calibration)
             trace = sessions(0, speed * options.seconds, self._folder / "measured.jsonl")
-            foreseen = predict(trace, way, cost, info, speed)
-            unloaded = predict(trace, way, cost, info, UNLOADED).queue.time_to_first_token.p90 or 0.0
-            self._say(f"{way.name}: speed {speed:g}, TTFT p90 {foreseen.queue.time_to_first_token.p90:.2f} s foreseen")
+            foreseen = [predict(trace, way, cost, info, speed) for cost in known.costs()]
+            unloaded = predict(trace, way, known.cost, info, UNLOADED).queue.time_to_first_token.p90 or 0.0
+            told = predicted(foreseen, known.outside)
+            self._say(f"{way.name}: speed {speed:g}, TTFT p90 {told.ttft_p90:.2f} s foreseen")
             figures = measured(await self._play(trace, engine.url, speed, f"{way.name}, measured"))
             full_seconds = speed * options.seconds * AT_ONCE_SHARE
-            full_cost, _ = await self._calibrate(way, engine.url, urls, AT_ONCE, 320, full_seconds)
+            full_known = await self._calibrate(way, engine.url, urls, AT_ONCE, 320, full_seconds)
             full_trace = sessions(0, full_seconds, self._folder / "full.jsonl")
-            full_foreseen = predict(full_trace, way, full_cost, info, AT_ONCE)
+            full_foreseen = [predict(full_trace, way, cost, info, AT_ONCE) for cost in full_known.costs()]
             full = measured(await self._play(full_trace, engine.url, AT_ONCE, f"{way.name}, measured at once"))
-        bias, scatter = spread(cost, steps)
-        shares = [use.most_busy_share or 0.0 for use in foreseen.roles.values()]
+        bias, scatter = spread(known.cost, known.steps)
+        shares = [use.most_busy_share or 0.0 for use in foreseen[0].roles.values()]
         return Compared(
-            way.name, cost, len(steps), bias, scatter, speed, foreseen.requests.total, max(shares), unloaded,
-            predicted(foreseen), figures,
-            full_foreseen.requests.total, predicted(full_foreseen).output_tokens_per_second,
-            full.output_tokens_per_second,
+            way.name, known.cost, len(known.steps), bias, scatter, known.outside, speed, foreseen[0].requests.total,
+            max(shares), unloaded, told, figures, full_foreseen[0].requests.total,
+            predicted(full_foreseen, full_known.outside).output_tokens_per_second, full.output_tokens_per_second,
         )  # fmt: skip
 
     async def _calibrate(
         self, way: Way, url: str, urls: Sequence[str], speed: float, first: int, trace_seconds: float
-    ) -> tuple[StepCost, list[tuple[StepWork, float]]]:
+    ) -> Calibration:
         """What steps cost, of sessions that are not measured: those from number `first` on."""
         path = sessions(first, trace_seconds, self._folder / "calibration.jsonl")
         async with recording(urls) as records:
-            await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
+            run = await self._play(path, url, speed, f"{way.name}, calibration at speed {speed:g}")
             await asyncio.sleep(0.5)
         try:
-            steps = [step for of_one in records for step in timed(of_one)]
-            return fitted(steps), steps
+            steps = tuple(step for of_one in records for step in timed(of_one))
+            return Calibration(fitted(steps), steps, outside(run, records))
         except ValueError as error:
             raise CannotMeasure(f"{way.name}: {error}; give more --calibration") from None
 
@@ -334,7 +364,9 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
         "",
         "Each way to serve is calibrated by itself, all its engines at work together with the front and the client on "
         "the same two cores: other sessions of the trace (from number 320 on) are played, and a step's seconds are "
-        "fitted to what it did. Nothing else is taken from a measurement. The speed is the highest of some at which, "
+        f"fitted to what it did. A prediction is the mean of {SIMULATIONS} simulations, whose steps scatter as those "
+        "did. To TTFT comes what these other sessions spent outside the engines, in the mean. Nothing else is measured "
+        "first. The speed is the highest of some at which, "
         f"by a first calibration at speed {FIRST:g}, the simulator says that TTFT p90 is at most {WAITING:g} times "
         f"that of the same requests at speed {UNLOADED:g}: requests wait, and no queue grows without end.",
         "",
@@ -342,6 +374,7 @@ def report(found: Sequence[Compared], options: argparse.Namespace) -> str:
         "| --- |" + " ---: |" * len(found),
         _row("speed, requests", [f"{one.speed:g}, {one.requests}" for one in found]),
         _row("busiest engine, predicted", [f"{one.busy:.0%}" for one in found]),
+        _row("outside the engines before a first token (s)", [f"{one.outside:.3f}" for one in found]),
         _row("TTFT p90 unloaded, predicted (s)", [f"{one.unloaded_ttft_p90:.2f}" for one in found]),
     ]
     for figure, title in (*AIMED, *BESIDE):
@@ -387,7 +420,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Calibrate, predict, measure, and write what was asked for; 1 if the aim is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=DEFAULT_MODEL, help="default: %(default)s")
-    parser.add_argument("--seconds", type=number(5, 3600), default=60.0, help="of arrivals, measured (default: 60)")
+    parser.add_argument("--seconds", type=number(5, 3600), default=180.0, help="of arrivals, measured (default: 180)")
     parser.add_argument("--calibration", type=number(5, 3600), default=25.0, help="seconds of it (default: 25)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report here, in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here")

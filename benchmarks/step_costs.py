@@ -85,6 +85,34 @@ def spread(cost: StepCost, steps: Iterable[tuple[StepWork, float]]) -> tuple[flo
     return float(told.sum() / taken.sum()), float(np.sqrt(np.mean((told - taken) ** 2)) / taken.mean())
 
 
+class ScatteredCost(StepCost, frozen=True):
+    """Each step costs one of `ratios` of what it would: which one follows from its work and `seed` alone."""
+
+    ratios: tuple[float, ...] = (1.0,)
+    seed: int = 0
+
+    def seconds(self, work: StepWork) -> float:
+        return super().seconds(work) * self.ratios[hash((self.seed, *work)) % len(self.ratios)]
+
+
+def scattered(cost: StepCost, steps: Iterable[tuple[StepWork, float]], seed: int) -> ScatteredCost:
+    """Steps that are as much longer or shorter than `cost` says as those that it was fitted to."""
+    ratios = tuple(taken / told for work, taken in steps if (told := cost.seconds(work)) > 0)
+    return ScatteredCost(**msgspec.structs.asdict(cost), ratios=ratios, seed=seed)
+
+
+def first_tokens(records: Sequence[Record]) -> list[float]:
+    """Seconds from the arrival of each request at an engine to the end of the step that drew its first token there,
+    of those that no other engine had before, in the order of these steps."""
+    came: dict[str, float] = {}
+    found = []
+    for record in records:
+        came |= {one.request: one.time for one in record.arrived if not one.generated_tokens}
+        drawn = {row.request for row in record.rows if row.sampled}
+        found += [record.time - came.pop(request) for request in drawn & came.keys()]
+    return found
+
+
 def _at_least_nothing(columns: Floats, values: Floats) -> Floats:
     """Least squares without negative answers (Lawson and Hanson, 1974), for a handful of columns."""
     scale = np.linalg.norm(columns, axis=0)

@@ -8,9 +8,21 @@ import json
 import msgspec
 import pytest
 
-from benchmarks.planning import WAYS, CannotMeasure, Compared, Figures, measured, predict, predicted, report, sessions
-from engine.protocol import EngineInfo
+from benchmarks.planning import (
+    WAYS,
+    CannotMeasure,
+    Compared,
+    Figures,
+    measured,
+    outside,
+    predict,
+    predicted,
+    report,
+    sessions,
+)
+from engine.protocol import Arrived, EngineInfo
 from engine.simulator.runner import StepCost
+from tests.engine.cluster.records import record
 from tests.loadgen.results.sample_runs import completed, failed, write_run
 
 FIGURES = Figures(100.0, 0.1, 0.2, 0.4, 0.01, 0.05, 5_000)
@@ -18,7 +30,7 @@ COST = StepCost(step=0.01, token=0.0003)
 
 
 def compared(**changes: object) -> Compared:
-    one = Compared("two", COST, 900, 1.0, 0.1, 5.0, 88, 0.7, 0.2, FIGURES, FIGURES, 44, 210.0, 200.0)
+    one = Compared("two", COST, 900, 1.0, 0.1, 0.01, 5.0, 88, 0.7, 0.2, FIGURES, FIGURES, 44, 210.0, 200.0)
     return msgspec.structs.replace(one, **changes)
 
 
@@ -56,12 +68,23 @@ def test_a_slower_engine_is_predicted_to_be_slower(tmp_path) -> None:
     )  # fmt: skip
     trace = sessions(0, 100.0, tmp_path / "some.jsonl")
     quick, slow = (
-        predicted(predict(trace, WAYS[1], msgspec.structs.replace(COST, step=step), info, 100.0))
+        predicted([predict(trace, WAYS[1], msgspec.structs.replace(COST, step=step), info, 100.0)], 0.0)
         for step in (0.01, 0.03)
     )
     assert slow.itl_p50 > 2 * quick.itl_p50
     assert slow.ttft_p90 > quick.ttft_p90
     assert slow.output_tokens_per_second < quick.output_tokens_per_second
+
+
+def test_what_passes_outside_the_engines_is_told_of_as_many_requests(tmp_path) -> None:
+    run = write_run(tmp_path / "run.jsonl", [completed(0), completed(1, sent=3.0)])  # 0.75 s each
+    records = [
+        [record(1, "decode", time=came + seconds, arrived=(Arrived("r0", 40, 8, came),))]
+        for came, seconds in ((10.0, 0.5), (12.0, 0.7))
+    ]
+    assert outside(run, records) == pytest.approx(0.15)
+    with pytest.raises(ValueError, match="the client has 2 first tokens, and the engines' records 1"):
+        outside(run, records[:1])
 
 
 def test_the_verdict_is_that_of_throughput_and_ttft_p90() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.step_costs import fitted, spread, timed, work_of
+from benchmarks.step_costs import first_tokens, fitted, scattered, spread, timed, work_of
 from engine.protocol import Record
 from engine.simulator.runner import StepCost, StepWork
 from engine.simulator.simulate import Simulator
@@ -77,3 +77,31 @@ def test_what_is_not_done_costs_nothing_and_few_steps_are_too_few() -> None:
     assert (found.context, found.row, found.attention) == (0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="at least 50"):
         fitted(steps[:9])
+
+
+def test_scattered_steps_cost_what_was_taken_in_the_mean_and_the_same_each_time() -> None:
+    works = [StepWork(1, context, 1, context) for context in range(1, 2001)]
+    known = [(work, COST.seconds(work) * (0.5 if work.context % 2 else 1.5)) for work in works]
+    one, other = scattered(COST, known, 0), scattered(COST, known, 1)
+    ratios = [one.seconds(work) / COST.seconds(work) for work in works]
+    assert set(np.round(ratios, 9)) == {0.5, 1.5}
+    assert np.mean(ratios) == pytest.approx(1.0, abs=0.05)
+    assert ratios == [one.seconds(work) / COST.seconds(work) for work in works]
+    assert ratios != [other.seconds(work) / COST.seconds(work) for work in works]
+
+
+def test_first_tokens_are_counted_from_each_arrival() -> None:
+    records = recorded(COST, 30)
+    found = first_tokens(records)
+    assert len(found) == 30
+    came = {one.request: one.time for record in records for one in record.arrived}
+    first = next(record for record in records if any(row.sampled for row in record.rows))
+    told = {first.time - came[row.request] for row in first.rows if row.sampled}
+    assert set(found[: len(told)]) == told
+    handed = [
+        msgspec.structs.replace(
+            record, arrived=tuple(msgspec.structs.replace(one, generated_tokens=1) for one in record.arrived)
+        )
+        for record in records
+    ]
+    assert first_tokens(handed) == [], "another engine has told them"
