@@ -70,7 +70,7 @@ def quantize(weight: Tensor, bits: int) -> Blocks:
         lowest, highest = padded.aminmax(dim=-1)
         minimum, scale = lowest.half(), (highest - lowest) / 15
         inverse = _inverse(scale)
-        values = torch.floor(padded * inverse - lowest[:, :, None] * inverse + 0.5).clamp(0, 15)
+        values = torch.floor((padded - lowest[:, :, None]) * inverse + 0.5).clamp(0, 15)
     if not all(bool(x.isfinite().all()) for x in (scale.half(), values, *([] if minimum is None else [minimum]))):
         raise ValueError("weights that are not finite, or beyond a float16 scale, cannot be quantized")
     values = values.to(torch.uint8).view(rows, -1)
