@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -22,8 +22,10 @@ from engine.core_client import CoreClient, EngineDiedError, Sink
 from engine.messages import Add, Output, Taken
 from engine.protocol import FinishReason, Receiving
 
+NOBODY: frozenset[str] = frozenset()
 PATIENCE = 30.0  # seconds that a request waits for a worker that can take it
-QUIET = 5.0  # seconds in which nothing came of a worker that has requests: others are preferred
+QUIET = 5.0  # seconds in which nothing came of a worker that has requests: others of its role are preferred
+SILENT = 30.0  # then any others are
 LATE = 5.0  # seconds after a deadline: an engine that has not ended the request by then is stopped, or hangs
 
 
@@ -111,6 +113,7 @@ class Dispatcher:
         self._timed: dict[Way, None] = {}  # with a deadline; also some that have ended
         self._placed: dict[str, Placed] = {}  # by the lease that an engine reads, or has yet to
         self._quiet: set[str] = set()  # workers, when last looked at
+        self._silent: set[str] = set()
         self._losing: set[CoreClient] = set()  # engines that are known to be gone, and what they had is to be moved
 
     @property
@@ -244,21 +247,20 @@ class Dispatcher:
 
     def taken(self, told: Taken) -> None:
         """An engine reads an offer no more."""
+        placed = self._placed.pop(told.lease, None)
+        if told.error and placed is not None and placed.way.journey.live and placed.way.client is not placed.target:
+            told = msgspec.structs.replace(told, error=f"the request went on elsewhere: {placed.way.why}")
         done = self.leases.taken(told, self._clock(), time.time())
         if done is not None:
             self._release(done.source, told.lease)
             self._ended(done)
             self._changed()
-        if (placed := self._placed.pop(told.lease, None)) is None:
+        if placed is None:
             return
-        way = placed.way
-        way.journey.taken(told.lease)
-        self._is_rid_of(placed.source, way)
-        if way.client is not placed.target:
-            self._is_rid_of(placed.target, way)
-        if way in self._waiting:  # perhaps for one of these
-            del self._waiting[way]
-            self._send_on(way)
+        placed.way.journey.taken(told.lease)
+        if placed.way.client is not placed.target:
+            placed.way.been.pop(placed.target, None)
+        self._is_rid_of(placed.source, placed.way)
 
     def moving(self, receiving: Receiving) -> None:
         """An engine fills blocks with what it was offered."""
@@ -274,7 +276,8 @@ class Dispatcher:
         """End what has waited too long for a worker, or should have been ended by an engine; see who is quiet."""
         now = self._clock()
         clients = [(name, place.client) for name, place in self._places.items()]
-        self._quiet = {name for name, client in clients if client is not None and client.quiet > QUIET}
+        quiet = {name: client.quiet for name, client in clients if client is not None}
+        self._quiet, self._silent = ({name for name in quiet if quiet[name] > most} for most in (QUIET, SILENT))
         for way in tuple(self._timed):
             left = way.journey.seconds_left(now)
             if not way.journey.live:
@@ -316,16 +319,23 @@ class Dispatcher:
             gone.add(chosen.worker)
 
     def _chosen(self, way: Way, gone: set[str]) -> Chosen | None:
-        """Better one of whom nothing comes than none. Where nobody decodes, a prefill worker serves it whole."""
-        for choose in (self._choose, self._stand_in):
-            for avoid in (gone | self._quiet, gone) if self._quiet else (gone,):
-                if (chosen := choose(way, avoid)) is not None:
-                    return chosen
+        """Where nobody decodes, or all who do are silent, a prefill worker serves it whole. Better one that is silent
+        than none."""
+        for choose, passed_over in (
+            (self._choose, self._quiet),
+            (self._choose, self._silent),
+            (self._stand_in, self._quiet),
+            (self._stand_in, self._silent),
+            (self._choose, NOBODY),
+            (self._stand_in, NOBODY),
+        ):
+            if (chosen := choose(way, gone, passed_over)) is not None:
+                return chosen
         return None
 
-    def _stand_in(self, way: Way, avoid: set[str]) -> Chosen | None:
+    def _stand_in(self, way: Way, gone: Set[str], passed_over: Set[str]) -> Chosen | None:
         """What it was offered is of no use: whoever computed that finds it in its cache."""
-        router, offer = self.router, way.journey.offer
+        router, offer, avoid = self.router, way.journey.offer, gone | passed_over
         if offer is not None:
             if not router.can("prefill", avoid | self._knowing(way) - {offer.engine}):
                 return None
@@ -342,15 +352,19 @@ class Dispatcher:
         there = ((self._places.get(name), client) for client, name in way.been.items())
         return {place.name for place, client in there if place is not None and place.client is client}
 
-    @staticmethod
-    def _is_rid_of(client: CoreClient | None, way: Way) -> None:
-        """With an offer that nobody reads any more, an engine is rid of the requests too."""
-        if client is not None:
-            way.been.pop(client, None)
+    def _is_rid_of(self, source: CoreClient | None, way: Way) -> None:
+        """With an offer that nobody reads any more, its engine is rid of the requests too, and may be given them again:
+        perhaps they wait for nobody else."""
+        if source is not None:
+            way.been.pop(source, None)
+        if way in self._waiting:
+            del self._waiting[way]
+            self._send_on(way)
 
-    def _choose(self, way: Way, avoid: set[str]) -> Chosen | None:
+    def _choose(self, way: Way, gone: Set[str], passed_over: Set[str]) -> Chosen | None:
         journey, router, control = way.journey, self.router, self.control
-        length, rows, avoid = self._length(journey), journey.rows, avoid | self._knowing(way)
+        length, rows, gone = self._length(journey), journey.rows, gone | self._knowing(way)
+        avoid = gone | passed_over
         purpose: Purpose = "whole" if journey.offer is None else "decode"
         target = router.choose(purpose, length, way.names, rows, avoid)
         if target is None:
@@ -365,6 +379,8 @@ class Dispatcher:
         if length - target.cached_tokens <= control.local_prefill:
             return whole._replace(is_local=router.can("prefill", avoid))
         prefill = router.choose("prefill", length, way.names, rows, avoid)
+        if prefill is None and passed_over:  # a long step of theirs is no reason for long prompts to be among decodes
+            prefill = router.choose("prefill", length, way.names, rows, gone | self._silent)
         return whole if prefill is None else Chosen(prefill.worker, prefill.cached_tokens, True, is_local=False)
 
     @staticmethod
@@ -450,7 +466,7 @@ class Dispatcher:
             self._release(source, offer.lease)
             self._changed()
         for client in [client for client, name in way.been.items() if name == offer.engine]:
-            self._is_rid_of(client, way)
+            del way.been[client]  # with its offer the engine is rid of the requests
 
     def _move(self, way: Way, why: str, *, by_death: bool = True) -> None:
         """It has no engine any more, for this reason."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cluster.dispatcher import LATE, PATIENCE, QUIET
+from engine.cluster.dispatcher import LATE, PATIENCE, QUIET, SILENT
 from engine.cluster.journey import MOST_MOVES
 from engine.cluster.loads import ANSWER_TOKENS
 from engine.cluster.protocol import ClusterControl
@@ -158,6 +158,31 @@ def test_a_worker_of_which_nothing_comes_for_a_while_still_decodes():
     assert state(some, "r1") == "prefill"
     some.run()
     assert some.dispatcher.leases.handed_over == 2
+
+
+def test_prefill_workers_serve_whole_requests_while_all_who_decode_are_silent_for_long():
+    some = brought_to("decoding")
+    some.workers["decode-0"].client._heard -= SILENT + 1
+    some.dispatcher.review()
+    some.add(PROMPT[::-1], greedy(4))
+    for _ in range(20):
+        some.step("prefill-0")
+        some.deliver("prefill-0")
+    assert some.asked["r1"].finished == "length"
+    some.run()
+
+
+def test_a_long_step_of_those_that_prefill_brings_no_long_prompts_among_decodes():
+    some = brought_to("prefill")
+    some.workers["prefill-0"].client._heard -= QUIET + 1
+    some.dispatcher.review()
+    some.add(PROMPT[::-1], greedy(4))
+    assert state(some, "r1") == "prefill"
+    some.workers["prefill-0"].client._heard -= SILENT
+    some.dispatcher.review()
+    some.add(PROMPT[2:], greedy(4))
+    assert state(some, "r2") == "decoding"
+    some.run()
 
 
 def test_what_dies_with_its_engine_may_have_been_told_in_part():
@@ -486,19 +511,26 @@ def test_what_nobody_tells_the_end_of_fails_by_name_where_nobody_else_can_go_on(
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_what_waits_only_for_engines_to_be_rid_of_it_goes_on_once_they_are(n):
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_waits_only_for_engines_to_be_rid_of_it_goes_on_once_they_are(n, dies):
     some = brought_to("placed", n)
     some.step("decode-0")
     some.deliver("decode-0")
     (moving,) = some.dispatcher.leases.told(0.0)
     some.dispatcher.overdue(some.workers["decode-0"].client, moving.lease, "nobody has told")
     assert state(some) == "routed"
+    if dies:
+        some.kill("decode-0")
+        assert some.dispatcher.live["r0"].at == "prefill-0"
+        some.run()
+        return
     while some.workers["decode-0"].connector.jobs:
         some.tick()
     for _ in range(2):
         some.step("decode-0")
         some.deliver("decode-0")
     assert state(some) == "decoding"
+    assert some.done[-1].error == "the request went on elsewhere: nobody has told"
     some.run()
     assert {asked.finished for asked in some.asked.values()} == {"length"}
 
