@@ -79,6 +79,10 @@ class EngineDiedError(Exception):
         self.unusable = unusable  # a bad setting, not a crash
 
 
+class CallUnansweredError(RuntimeError):
+    """An engine has not said in time that it has done what was asked; the message names it."""
+
+
 class CallFailedError(RuntimeError):
     """The core could not answer, and goes on; the message says why."""
 

@@ -12,6 +12,7 @@ from engine.core_client import (
     IDLE_SECONDS,
     CallFailedError,
     CallRefusedError,
+    CallUnansweredError,
     Cleared,
     ControlInForce,
     EngineDiedError,
@@ -36,7 +37,7 @@ class ClusterClient:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._draining = False
-        self._patching = asyncio.Lock()
+        self.patching = asyncio.Lock()  # held while the control of engines is being changed
         self.info: EngineInfo | None = None  # None until one can serve
         self.death: EngineDiedError | None = None  # the cluster cannot be kept alive
         self.in_force: ControlInForce | None = ControlInForce(cluster.config.control, 0)
@@ -111,10 +112,11 @@ class ClusterClient:
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix, of all workers."""
         clients = self._clients()
-        told = await self._ask(lambda client: client.clear_cache(), clients)
+        told = await self._ask(lambda client: asyncio.shield(client.clear_cache()), clients)
         for (name, _), one in zip(clients, told, strict=True):
             if isinstance(one, TimeoutError):
-                raise CallFailedError(f"{name} has not answered for {ANSWER_SECONDS:g} s; it does so when it can")
+                silent = f"{name} has not answered for {ANSWER_SECONDS:g} s"
+                raise CallUnansweredError(f"{silent}; the others have done it, and it does when it can")
             if isinstance(one, BaseException) and not isinstance(one, EngineDiedError):  # else it has nothing any more
                 raise one
         return Cleared(sum(one.blocks for one in told if not isinstance(one, BaseException)), 0)
@@ -125,7 +127,7 @@ class ClusterClient:
         return await asyncio.shield(self._patch_in_turn(change))
 
     async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
-        async with self._patching:
+        async with self.patching:
             wanted = change(self.control)
             if self._cluster.hands_over and (need := unmet(wanted)) is not None:  # also engines that have yet to come
                 raise CallRefusedError(
@@ -159,7 +161,7 @@ class ClusterClient:
 
     async def adopt(self, worker: str, client: CoreClient) -> None:
         """Have an engine that has just come take what was decided while it was on its way."""
-        async with self._patching:
+        async with self.patching:
             if self._told.get(worker) != self.control:
                 await client.patch_control(lambda _: self.control)
                 self._told[worker] = self.control

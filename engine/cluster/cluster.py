@@ -202,6 +202,10 @@ class Cluster:
     async def change(self, control: ClusterControl) -> None:
         """Hold this from now on; returns when it is under way. Raises ClusterControlError, which names the field."""
         sizes.check(control)
+        async with self.client.patching:  # what engines are to be like is not changed meanwhile
+            self._change(control)
+
+    def _change(self, control: ClusterControl) -> None:
         for role in sizes.HANDING:
             grows = sizes.wanted(control, role) > sizes.wanted(self.control, role)
             if grows and (need := unmet(self.client.control, self._device(role))) is not None:
@@ -239,8 +243,7 @@ class Cluster:
         if self._ending:
             return
         plan = sizes.plan(self.control, self.workers)
-        for name in plan.revive:
-            self._revive(self._workers[name])
+        revived = [name for name in plan.revive if self._revive(self._workers[name])]
         for name in plan.drain:
             self._begin_drain(self._workers[name])
         for name, role in plan.start:
@@ -252,6 +255,8 @@ class Cluster:
             self._note_workers()
         if all(worker.phase == "ready" for worker in self._workers.values()):
             self._complete.set()
+        if revived:  # whoever stayed because these were to go may go now
+            self._reconcile()
 
     def spec(self, name: str, role: Role) -> WorkerSpec:
         """What a new worker is to be."""
@@ -340,15 +345,16 @@ class Cluster:
             return True
         return False
 
-    def _revive(self, worker: Worker) -> None:
-        """It was to go, and is wanted again."""
+    def _revive(self, worker: Worker) -> bool:
+        """It was to go, and is wanted again. False if it has gone too far: when it is gone, another one is started."""
         if worker not in self._drains or worker.is_gone:
-            return  # it has gone too far; when it is gone, another one is started
+            return False
         self._drains.pop(worker).cancel()
         worker.go_on()
         if worker.phase == "ready":
             self._router.open(worker.name)
             self.dispatcher.serves()
+        return True
 
     async def _leave(self, worker: Worker, timeout: float = 3.0) -> None:
         """End a worker, and forget it."""

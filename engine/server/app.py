@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestPayloadError
 
 from engine import log
-from engine.core_client import EngineDiedError
+from engine.core_client import CallUnansweredError, EngineDiedError
 from engine.server.access import Gate, client_name
 from engine.server.connections import on_prepare
 from engine.server.errors import ApiError, stamp
@@ -101,6 +101,8 @@ def _of(request: web.Request, raised: Exception) -> ApiError:
             return raised
         case EngineDiedError():
             return ApiError(str(raised), status=503, code="engine_not_ready", headers={hdrs.RETRY_AFTER: "1"})
+        case CallUnansweredError():
+            return ApiError(str(raised), status=503, code="engine_silent")
         case web.HTTPException():
             return _of_http(request, raised)
         case RequestPayloadError():

@@ -21,7 +21,7 @@ from engine.cluster.cluster_file import read_cluster_file
 from engine.cluster.protocol import ClusterControl
 from engine.cluster.sizes import ClusterControlError
 from engine.cluster.worker import Worker, WorkerSpec
-from engine.core_client import CallFailedError, CallRefusedError, Core, CoreProcess, EngineDiedError
+from engine.core_client import CallRefusedError, CallUnansweredError, Core, CoreProcess, EngineDiedError
 from engine.protocol import Control, LiveRequests, Receiving
 from engine.sampling_params import SamplingParams
 from engine.server.service import Loaded
@@ -306,6 +306,17 @@ async def test_whoever_is_wanted_again_when_its_engine_has_just_died_comes_back(
             cluster.client.cancel(one.names[0])
 
 
+async def test_whoever_stayed_in_place_of_one_that_was_to_go_goes_when_that_one_stays():
+    async with running(ClusterControl(decode=1)) as cluster:
+        asked = Asked(cluster, "r", [5], sampling(4000), 1)
+        await cluster.change(ClusterControl(replicas=1))
+        await until(lambda: named(cluster, "decode-0").phase == "draining")
+        await cluster.change(ClusterControl(decode=1))
+        await until(lambda: [(worker.name, worker.phase) for worker in cluster.workers] == [("decode-0", "ready")])
+        cluster.client.cancel("r")
+        await asked.ended()
+
+
 async def test_the_server_ends_when_the_last_who_could_serve_goes_and_its_successor_has_died():
     async with running(ClusterControl(decode=1), max_restarts=0) as cluster:
         asked = Asked(cluster, "r", [5], sampling(4000), 1)
@@ -343,7 +354,7 @@ async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
             cluster.client.cancel(one.names[0])
         switched = Control(max_num_seqs=9)
         assert (await asyncio.wait_for(cluster.client.patch_control(lambda _: switched), 20)).control == switched
-        with pytest.raises(CallFailedError, match=r"replica-1 has not answered for 0\.2 s"):
+        with pytest.raises(CallUnansweredError, match=r"replica-1 has not answered for 0\.2 s"):
             await cluster.client.clear_cache()
         os.kill(core.process.pid, signal.SIGCONT)
         assert await before[1].tokens()
@@ -448,6 +459,15 @@ async def test_what_was_switched_since_the_start_counts_and_what_a_device_came_t
 
 async def test_no_engine_is_switched_to_what_one_that_is_on_its_way_could_not_take():
     async with running(ClusterControl(replicas=1)) as cluster:
+        switching = asyncio.create_task(
+            cluster.client.patch_control(lambda control: replace(control, batching="static"))
+        )
+        while not cluster.client.patching.locked():
+            await asyncio.sleep(0)
+        with pytest.raises(ClusterControlError, match=r"^decode: must be 0 where batching is static"):
+            await cluster.change(ClusterControl(replicas=1, decode=1))  # that came while they were being switched
+        await switching
+        await cluster.client.patch_control(lambda control: replace(control, batching="continuous"))
         await cluster.change(ClusterControl(replicas=1, decode=1))
         with pytest.raises(CallRefusedError, match="batching must be 'continuous' where KV is handed over"):
             await cluster.client.patch_control(lambda control: replace(control, batching="static"))

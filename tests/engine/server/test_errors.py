@@ -10,7 +10,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from engine.core_client import EngineDiedError
+from engine.core_client import CallUnansweredError, EngineDiedError
 from engine.server.app import make_app
 from engine.server.errors import ApiError
 from engine.server.events import EventStream
@@ -181,3 +181,14 @@ def test_a_path_is_not_bent_into_another(server, path: str) -> None:
         assert http.get(httpx.URL(server.url + path)).status_code in (200, 404)
         assert http.get("/nowhere" + "x" * 3000).json()["error"]["message"].startswith("no such route: /nowherexx")
         assert len(http.get("/nowhere" + "x" * 3000).json()["error"]["message"]) < 300
+
+
+async def test_an_engine_that_does_not_answer_is_named(monkeypatch) -> None:
+    silent = "replica-1 has not answered for 5 s"
+    async with (
+        serving(monkeypatch, raiser(CallUnansweredError(silent))) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        answer = await http.get("/v1/models")
+    assert answer.status_code == 503
+    assert (answer.json()["error"]["message"], answer.json()["error"]["code"]) == (silent, "engine_silent")
