@@ -80,8 +80,8 @@ class RayNodes:
             if (before := self._starting.get(spec.name)) is not None:  # whoever waits there is not waited for any more
                 before.set()
                 self._actors.pop(spec.name, None)  # which that one ends
+            actor = self._actor(spec.name, pool)
             self._starting[spec.name] = called_off
-        actor = self._actor(spec.name, pool)
         life = f"{spec.name}-{secrets.token_hex(4)}"
         try:
             begun = self._begin(spec, pool, actor, life, called_off)
@@ -139,25 +139,24 @@ class RayNodes:
             ray.shutdown()
 
     def _actor(self, name: str, pool: PoolPlan) -> Any:
-        """A worker's actor, made if need be. Raises CannotStart."""
-        with self._lock:
-            if self._closing.is_set():
-                raise CannotStart(f"{name}: the start was called off")
-            if name in self._actors:
-                return self._actors[name]
-            options = {
-                "num_cpus": pool.cpus,
-                "num_gpus": pool.gpus,
-                "resources": dict(pool.resources),
-                "scheduling_strategy": "SPREAD",
-                "max_restarts": -1,
-                "max_task_retries": 0,  # what was said to an engine that died is not said to the next one
-                "concurrency_groups": {"there": 1, "back": 1, "blocks": 2},
-                # What waits for blocks holds up nothing behind it. `write` numbers its calls.
-                "allow_out_of_order_execution": True,
-            }
-            self._actors[name] = ray.remote(**options)(EngineActor).remote()
+        """A worker's actor, made if need be; to be called with the lock. Raises CannotStart."""
+        if self._closing.is_set():
+            raise CannotStart(f"{name}: the start was called off")
+        if name in self._actors:
             return self._actors[name]
+        options = {
+            "num_cpus": pool.cpus,
+            "num_gpus": pool.gpus,
+            "resources": dict(pool.resources),
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": -1,
+            "max_task_retries": 0,  # what was said to an engine that died is not said to the next one
+            "concurrency_groups": {"there": 1, "back": 1, "blocks": 2},
+            # What waits for blocks holds up nothing behind it. `write` numbers its calls.
+            "allow_out_of_order_execution": True,
+        }
+        self._actors[name] = ray.remote(**options)(EngineActor).remote()
+        return self._actors[name]
 
     def _begin(self, spec: WorkerSpec, pool: PoolPlan, actor: Any, life: str, called_off: threading.Event) -> Begun:
         """Raises CannotStart."""
@@ -188,7 +187,8 @@ class RayNodes:
         seconds = f"{self._plan.start_seconds:g} s (start-seconds)"
         if missing := lacking([_asked(pool)], _free()):
             with self._lock:
-                self._homeless.add(spec.name)
+                if not called_off.is_set():
+                    self._homeless.add(spec.name)
             raise CannotStart(f"{spec.name}: the Ray cluster has had no room for it for {seconds}: {missing}")
         raise CannotStart(f"{spec.name}: its actor has not started within {seconds}{f': {why}' if why else ''}")
 
