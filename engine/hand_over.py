@@ -22,11 +22,11 @@ from engine.block_pool import IllegalState
 from engine.forks import Drawn, Endings, join, part
 from engine.kv_manager import NOTHING, Prefix, blocks_for
 from engine.messages import Taken
-from engine.protocol import FinishReason, Offered, Receiving, Transferred, Wait
+from engine.protocol import HAS_ENDED, FinishReason, Offered, Receiving, Transferred, Wait
 from engine.request import Request
 from engine.transfer.connector import Ended, KVConnector, Transfer, Unavailable
-from engine.transfer.offer import HAS_ENDED, Offer
 from engine.transfer.offer import LEASE_SECONDS as LEASE_SECONDS
+from engine.transfer.offer import Offer
 
 if TYPE_CHECKING:
     from engine.scheduler import Scheduler

@@ -203,6 +203,9 @@ class Receiving(msgspec.Struct, frozen=True):
     nbytes: int
 
 
+HAS_ENDED = "the request has ended"  # here, before its blocks had come: nothing is computed here for it
+
+
 class Transferred(msgspec.Struct, frozen=True):
     """A transfer ended, on this side of it. With an `error` the request, if it lives, has given its blocks back and
     waits to compute what did not come (received), or nobody has asked for the blocks in time (sent)."""

@@ -131,7 +131,7 @@ def _doubts_of_clusters(engines: Sequence[Mapping[str, object] | None]) -> list[
         if not isinstance(cluster, dict):
             continue
         if recovered := cluster["router"]["recovered"]:
-            doubts.append(f"{recovered:,} requests went on elsewhere after their worker died or was drained")
+            doubts.append(f"{recovered:,} requests went on elsewhere, after a death, a drain or an overdue transfer")
         restarted = sorted(name for name, worker in cluster["workers"].items() if worker["restarts"])
         doubts += [f"{name} was started again" for name in restarted]
         if any(not worker["streamed"] for worker in cluster["workers"].values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.protocol import Record
+from engine.protocol import HAS_ENDED, Record
 from loadgen.metrics.histogram import Histogram
 
 PERCENTILES = (50, 99)
@@ -45,7 +45,7 @@ class Transfers:
         for one in record.transferred:
             side = self.sent if one.side == "sent" else self.received
             if one.error:
-                side.errors += 1
+                side.errors += one.error != HAS_ENDED
                 continue
             side.requests += 1
             side.blocks += one.blocks

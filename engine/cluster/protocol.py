@@ -69,7 +69,7 @@ class TransferTotals(msgspec.Struct, frozen=True):
     blocks: int = 0
     nbytes: int = 0
     seconds: float = 0.0
-    failed: int = 0  # whoever went on computed again what did not come
+    failed: int = 0  # did not come, and was computed again here
     expired: int = 0  # leases that nobody acknowledged
 
 

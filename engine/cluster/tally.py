@@ -9,8 +9,7 @@ from collections import Counter, deque
 import msgspec
 
 from engine.cluster.protocol import Interference, StepTimes, TransferTotals, WorkerState
-from engine.protocol import Counters, PoolTotals, Record, RequestStatus, SharingLedger, Snapshot, counted
-from engine.transfer.offer import HAS_ENDED
+from engine.protocol import HAS_ENDED, Counters, PoolTotals, Record, RequestStatus, SharingLedger, Snapshot, counted
 
 WINDOW = 1024  # of the newest steps: what percentiles are of
 
@@ -137,7 +136,7 @@ class WorkerTally:
                 )
             elif done.side == "sent":
                 changed = msgspec.structs.replace(totals, expired=totals.expired + 1)
-            elif done.error != HAS_ENDED:  # else nobody had it computed again
+            elif done.error != HAS_ENDED:  # else nothing is computed again here
                 changed = msgspec.structs.replace(totals, failed=totals.failed + 1)
             else:
                 changed = totals

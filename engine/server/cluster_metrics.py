@@ -194,7 +194,9 @@ def _of_cluster(state: ClusterState) -> Iterator[Metric]:
     yield _counter("transferred_requests", "Whose KV came from another worker", each["requests"], "engine")
     yield _counter("transferred_blocks", "KV blocks that came from another worker", each["blocks"], "engine")
     yield _counter("transferred_bytes", "Of these blocks", each["nbytes"], "engine")
-    yield _counter("failed_transfers", "KV that did not come, and was computed again", each["failed"], "engine")
+    yield _counter(
+        "failed_transfers", "KV that did not come, and was computed again by this engine", each["failed"], "engine"
+    )
     yield _counter("expired_leases", "Offers that nobody took in time", each["expired"], "engine")
     yield _counter("routed_requests", "Requests sent to a worker", each["routed"], "engine")
     for name, what, value in (

@@ -7,7 +7,6 @@ import msgspec
 # That an offer holds, if it is not said to. Whoever takes it may have a queue before that, and what is not taken in
 # time is computed twice; blocks that nobody will take are released by whoever knows so, long before.
 LEASE_SECONDS = 300.0
-HAS_ENDED = "the request has ended"  # why nobody wants what was offered any more: nothing is computed twice for it
 
 
 class PoolPlace(msgspec.Struct, frozen=True):

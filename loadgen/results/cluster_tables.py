@@ -87,7 +87,7 @@ def _transfers(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """What went from one engine to another, by both of its ends."""
     caption = [
         "gave: from the offer until it was acknowledged, or expired (failed). took: from having blocks for it until",
-        "they were filled; what failed was computed again.",
+        "they were filled; what failed was computed again there.",
     ]
     told = [
         (f"{title} {verb}", _side(part, side, errors))

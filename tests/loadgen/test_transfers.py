@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from steps import record
 
-from engine.protocol import Transferred
+from engine.protocol import HAS_ENDED, Transferred
 from loadgen.transfers import Transfers, merged_transfers
 
 
@@ -31,7 +31,8 @@ def test_each_side_by_itself() -> None:
 def test_what_failed_moved_nothing() -> None:
     expired = Transferred("b", "l2", "sent", 5, 5_000, 30.0, error="nobody asked for it in time")
     failed = Transferred("c", "l3", "received", 5, 5_000, 1.0, error="the lease has expired")
-    figures = merged_transfers([told(expired), told(failed, RECEIVED)]).figures()
+    unwanted = Transferred("d", "l4", "received", 5, 5_000, 1.0, error=HAS_ENDED)  # nothing is computed again for it
+    figures = merged_transfers([told(expired), told(failed, RECEIVED, unwanted)]).figures()
     assert (figures["sent_requests"], figures["sent_expired"], figures["p50_sent_ms"]) == (0, 1, None)
     assert (figures["received_requests"], figures["received_failed"], figures["received_bytes"]) == (1, 1, 8_000)
     assert figures["max_received_ms"] == pytest.approx(4.0)

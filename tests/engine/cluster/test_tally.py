@@ -10,8 +10,7 @@ import pytest
 
 from engine.cluster.protocol import StepTimes, TransferTotals, WorkerState
 from engine.cluster.tally import WINDOW, WorkerTally
-from engine.protocol import Control, Left, Offered, Receiving, Record, Snapshot
-from engine.transfer.offer import HAS_ENDED
+from engine.protocol import HAS_ENDED, Control, Left, Offered, Receiving, Record, Snapshot
 from tests.engine.cluster.records import arrived, joined, record, transferred
 from tests.tui.simulated import simulate
 

@@ -23,7 +23,7 @@ _MEANING = {
     "local": "requests prefilled where they decode, though there is a prefill pool: short, or mostly cached there; the "
     "share is of these and of those handed over",
     "handed over": "requests prefilled by one worker, to go on in another",
-    "recovered": "requests that went on elsewhere after their worker died or was drained",
+    "recovered": "requests that went on elsewhere, after a death, a drain or an overdue transfer",
     "imbalance": "of the tokens sent to each worker that takes prompts, the most over the mean",
     "indexed": "blocks that are known to be cached somewhere",
 }
