@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -55,6 +55,7 @@ from engine.watchdog import HUNG
 
 Sink = Callable[[Output], None]
 Aside = Taken | Pull | KvNews | Output  # an Output only with an offer, of a request that nobody waits for any more
+T = TypeVar("T")
 WATCH_SECONDS = 1.0  # between two looks at whether the core is silent, at most
 IDLE_SECONDS = 0.05  # between two looks at whether requests have ended
 LAST_SECONDS = 0.8  # between the end of a core's socket and that of its process, which tells what it died of
@@ -77,6 +78,13 @@ class EngineDiedError(Exception):
     def __init__(self, message: str, *, unusable: bool = False) -> None:
         super().__init__(message)
         self.unusable = unusable  # a bad setting, not a crash
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to. It goes on when whoever waits for it is cancelled, and what it raises then is nobody's."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
 
 
 class CallUnansweredError(RuntimeError):
@@ -401,7 +409,7 @@ class CoreClient:
 
         A caller who is cancelled meanwhile does not call the change off: the core may have made it already.
         """
-        return await asyncio.shield(self._patch_in_turn(change))
+        return await to_its_end(self._patch_in_turn(change))
 
     async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
         async with self._patching:

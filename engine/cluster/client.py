@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +18,7 @@ from engine.core_client import (
     ControlInForce,
     EngineDiedError,
     Sink,
+    to_its_end,
 )
 from engine.messages import Add, BlockTokens, Reply, RequestTokens
 from engine.protocol import Control, EngineInfo, FinishReason, LiveRequest, LiveRequests, encode
@@ -112,7 +114,7 @@ class ClusterClient:
     async def clear_cache(self) -> Cleared:
         """Forget every cached prefix, of all workers."""
         clients = self._clients()
-        told = await self._ask(lambda client: asyncio.shield(client.clear_cache()), clients)
+        told = await self._ask(lambda client: to_its_end(client.clear_cache()), clients)
         for (name, _), one in zip(clients, told, strict=True):
             if isinstance(one, TimeoutError):
                 silent = f"{name} has not answered for {ANSWER_SECONDS:g} s"
@@ -124,7 +126,7 @@ class ClusterClient:
     async def patch_control(self, change: Callable[[Control], Control]) -> ControlInForce:
         """Change the control of all engines, also of those that come later. Raises CallRefusedError where one of them
         cannot take it: none has it then."""
-        return await asyncio.shield(self._patch_in_turn(change))
+        return await to_its_end(self._patch_in_turn(change))
 
     async def _patch_in_turn(self, change: Callable[[Control], Control]) -> ControlInForce:
         async with self.patching:
@@ -145,6 +147,8 @@ class ClusterClient:
                 if isinstance(one, ControlInForce):
                     self._told[name] = wanted
                     seqs.append(one.seq)
+                else:  # what the next of its name begins with is not known
+                    self._told.pop(name, None)
             self.in_force = ControlInForce(wanted, max(seqs, default=0))
             return self.in_force
 
@@ -162,9 +166,11 @@ class ClusterClient:
     async def adopt(self, worker: str, client: CoreClient) -> None:
         """Have an engine that has just come take what was decided while it was on its way."""
         async with self.patching:
-            if self._told.get(worker) != self.control:
-                await client.patch_control(lambda _: self.control)
-                self._told[worker] = self.control
+            wanted = self.control
+            if self._told.get(worker) != wanted:
+                with contextlib.suppress(TimeoutError):  # one that is stopped takes it when it goes on
+                    await asyncio.wait_for(client.patch_control(lambda _: wanted), ANSWER_SECONDS)
+                    self._told[worker] = wanted
 
     async def shutdown(self, timeout: float = 3.0) -> None:
         await self._cluster.shutdown(timeout)

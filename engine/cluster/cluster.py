@@ -290,14 +290,17 @@ class Cluster:
     def _given_up(self, worker: Worker, error: GaveUp) -> None:
         if self._ending or worker.phase == "draining":
             return
-        worker.phase, worker.reason = "dead", str(error).removeprefix(f"{worker.name}: ")
+        worker.phase, worker.reason = "dead", str(error)
+        while worker.reason.startswith(named := f"{worker.name}: "):
+            worker.reason = worker.reason.removeprefix(named)
         self._router.close(worker.name)
         self._note_workers()
         self._last_error = error
         if not self._complete.is_set() or not self._may_serve:
             self._end_with(error)
             return
-        log.say(f"{error}; {worker.name} is not started again", level=logging.ERROR, name="gave_up")
+        told = f"{worker.name}: {worker.reason}; it stays dead until the cluster is changed, or what it lacks is there"
+        log.say(told, level=logging.ERROR, name="gave_up")
 
     @property
     def _may_serve(self) -> bool:
@@ -307,6 +310,7 @@ class Cluster:
     def _end_with(self, error: GaveUp) -> None:
         """The cluster cannot be kept alive."""
         self.client.death = EngineDiedError(str(error), unusable=error.unusable)
+        self.dispatcher.give_up_waiting(str(error))
         if self._fate is not None and not self._fate.done():
             self._fate.set_exception(error)
 

@@ -34,6 +34,7 @@ LONG_TEXT = 4_000
 LONG_ANSWER = 4_000
 LONG_CHAT = 100
 ASIDE = 2  # of such work at a time: the threads are needed for more than this
+ALONE = "0"  # the name of an engine that is no worker of a cluster, as vLLM numbers the only one
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ class Service:
         settings: ServeSettings,
         hub: StepHub | None = None,
         observer: Observer | None = None,
-        engine: str = "0",
+        engine: str = ALONE,
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -122,7 +123,9 @@ class Service:
     @property
     def unready_reason(self) -> str | None:
         """Why it cannot serve; None if it can."""
-        return "the server is shutting down" if self.stopping else self._engine_missing
+        if not self.stopping:
+            return self._engine_missing
+        return "the server is shutting down" if self.engine == ALONE else f"{self.engine} is wanted no more"
 
     @property
     def _engine_missing(self) -> str | None:

@@ -1,6 +1,7 @@
 """The API process's end of a core that dies: how that is told, and that nobody waits for the dead."""
 
 import asyncio
+import gc
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from engine import core_client
 from engine.config import EngineConfig
-from engine.core_client import CoreClient, CoreProcess, EngineDiedError
+from engine.core_client import CoreClient, CoreProcess, EngineDiedError, to_its_end
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,26 @@ async def test_a_dead_core_holds_no_file() -> None:
     client = CoreClient(core, lambda seq, json: None)
     await client.run(lambda ready: None)
     assert core.socket.fileno() == -1
+
+
+async def test_what_nobody_waits_for_any_more_may_fail() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    going_on, ended = asyncio.Event(), asyncio.Event()
+
+    async def fails() -> None:
+        await going_on.wait()
+        ended.set()
+        raise EngineDiedError("it was killed")
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(to_its_end(fails()), 0.01)
+    going_on.set()
+    await ended.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not told
+    going_on.set()
+    with pytest.raises(EngineDiedError):
+        await to_its_end(fails())

@@ -242,6 +242,19 @@ async def test_without_restarts_a_cluster_lasts_as_long_as_somebody_serves():
             Asked(cluster, "late", [5], sampling(), 1)
 
 
+async def test_requests_of_the_last_engine_end_with_what_it_died_of():
+    async with running(ClusterControl(decode=1), max_restarts=0) as cluster:
+        asked = [Asked(cluster, name, [5], sampling(3000), 2) for name in "ab"]
+        core = named(cluster, "decode-0").core
+        assert core is not None
+        core.kill()
+        for one in asked:
+            for heard in await one.ended():
+                assert heard.finished == "error"
+                assert "decode-0: the engine process was killed by SIGKILL" in heard.error
+        await until(lambda: cluster.client.death)
+
+
 async def test_prefill_workers_serve_whole_requests_when_those_that_decode_are_gone_for_good():
     work = Work()
     async with running(ClusterControl(prefill=1, decode=1), max_restarts=0) as cluster:
@@ -360,6 +373,13 @@ async def test_engines_that_are_stopped_keep_nobody_else_waiting(monkeypatch):
         assert await before[1].tokens()
         assert {(await snapshot(worker)).control for worker in cluster.workers} == {switched}
         await settle(cluster)
+        # What it had taken late is not what the next of its name goes on with.
+        core.kill()
+        stopped = named(cluster, "replica-1")
+        await until(lambda: stopped.is_gone)
+        await cluster.client.patch_control(lambda _: Control())
+        await until(lambda: stopped.phase == "ready" and stopped.serves)
+        await until(lambda: stopped.client.in_force.control == Control())
 
 
 async def test_nobody_waits_for_an_engine_when_the_server_stops(monkeypatch):
