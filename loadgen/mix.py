@@ -77,7 +77,9 @@ def mixed(mix: Mix) -> tuple[Header, list[Session]]:
     long = list(_sessions("long", mix.long, _moments(mix.long, mix, "long", even=mix.even), mix.seed))
     for option, kind, found in (("--chat-rate", mix.chats, chats), ("--long-rate", mix.long, long)):
         if not found:
-            raise MixError(f"{option} {kind.rate:g}: none comes within --seconds {mix.seconds:g}")
+            raise MixError(
+                f"{option} {kind.rate:g}: none comes within --seconds {mix.seconds:g} with --seed {mix.seed}"
+            )
     recipe: dict[str, str | int | float] = {
         "made_by": "loadgen mix",
         SPLIT: mix.chats.prompt.most,

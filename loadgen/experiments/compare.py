@@ -213,12 +213,13 @@ def tail_figures(repeats: Sequence[Repeat]) -> list[Figure]:
 
 
 def tail_verdicts(repeats: Sequence[Repeat]) -> list[Verdict]:
-    """What the repeats say of tails and of throughput. Those that the verdict in words is made of are decided on, all
-    together; of the others there are only the changes."""
+    """What the repeats say of tails, and as `verdicts` has it, of throughput. Of tails those that the verdict in words
+    is made of are decided on, all together; of the others there are only the changes."""
     figures = tail_figures(repeats)
     decided = {figure for figure in figures if figure.shown in _DECIDED[figure.of]}
     too_few = {figure for figure in decided if few(figure, repeats) is not None}
-    return verdicts(repeats, [*figures, THROUGHPUT], {*decided, THROUGHPUT}, too_few)
+    throughput = [verdict for verdict in verdicts(repeats) if verdict.figure == THROUGHPUT.name]
+    return [*verdicts(repeats, figures, decided, too_few), *throughput]
 
 
 def few(figure: Figure, repeats: Sequence[Repeat]) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from simulated_runs import write_run
 
-from loadgen.experiments.compare import Repeat, comparison, read_repeat, tail_verdicts
+from loadgen.experiments.compare import THROUGHPUT, Repeat, comparison, read_repeat, tail_verdicts, verdicts
 from loadgen.experiments.tails import plain_verdict, split_of, tail_table
 from loadgen.settings import Settings
 
@@ -35,6 +35,12 @@ def measured(
         )
         told.append(read_repeat(a, b))
     return told
+
+
+def test_of_throughput_there_is_one_verdict(tmp_path: Path) -> None:
+    repeats = measured(tmp_path, 4, token=0.9)
+    (throughput,) = (verdict for verdict in verdicts(repeats) if verdict.figure == THROUGHPUT.name)
+    assert tail_verdicts(repeats)[-1] == throughput
 
 
 def test_what_is_shown_is_bought_at_a_price(tmp_path: Path) -> None:
