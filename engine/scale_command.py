@@ -108,7 +108,7 @@ def _follow(server: ClusterServer, progress: _Progress, timeout: float) -> int:
         if is_done(state):
             return progress.say("done")
         if dead := hopeless(state):
-            raise NotDone(f"{'; '.join(dead)}. The change stays in place")
+            raise NotDone(f"{'; '.join(dead)}. The change stays in place, for when it can be done")
         if timeout and seconds > timeout:
             going = ", ".join(f"{one.name} is {one.phase}" for one in state.workers if one.phase != "ready")
             raise NotDone(f"not done after {timeout:g} s: {going}. The change stays in place")

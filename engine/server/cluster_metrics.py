@@ -215,7 +215,11 @@ def _of_cluster(state: ClusterState) -> Iterator[Metric]:
         yield _counter(name, what, {(): value})
     yield _gauge("indexed_blocks", "Cached blocks that the router knows of", {(): router.indexed_blocks})
     if router.imbalance is not None:
-        yield _gauge("imbalance", "Tokens sent to the busiest worker, over the mean of all", {(): router.imbalance})
+        yield _gauge(
+            "imbalance",
+            "Prompt tokens sent to the busiest worker of a pool, over the mean of that pool; of the pools the most",
+            {(): router.imbalance},
+        )
 
 
 def _gauge(name: str, what: str, values: Values, *labels: str) -> Metric:

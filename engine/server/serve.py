@@ -234,7 +234,7 @@ def _ready_line(service: Service, listener: socket.socket, cluster: str) -> str:
     assert service.loaded is not None, "it can answer"
     info = service.loaded.info
     quantized = "" if info.quantize == "none" else f"{info.quantize} weights, "
-    each = " each" if cluster else ""
+    each = " each, or more" if cluster else ""  # a pool may have more than another
     return (
         f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
         f"({cluster}{info.dtype}, {quantized}{info.device}, {info.num_blocks:,} blocks of {info.block_size}{each}, "
