@@ -159,7 +159,7 @@ def test_what_two_engines_of_a_cluster_looked_up_counts_once() -> None:
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        (cluster(recovered=2), "2 requests went on elsewhere after their worker died or was drained"),
+        (cluster(recovered=2), "2 requests went on elsewhere, after a death, a drain or an overdue transfer"),
         (cluster(restarts=1), "decode-0 was started again"),
         (cluster(streamed=False), "not every worker's step stream was read"),
     ],
