@@ -12,7 +12,7 @@ from engine.attempt import Health, attempt, one_line
 from engine.beam_search import BeamGroup, BeamSearch
 from engine.block_pool import BlockPool, IllegalState
 from engine.contents import in_order
-from engine.hand_over import LEASE_SECONDS, Incoming, Part
+from engine.hand_over import Incoming, Part
 from engine.host_pool import HostPool
 from engine.invariants import check_plan, check_state
 from engine.kv_events import KvEvent, KvJournal
@@ -46,7 +46,7 @@ from engine.sampling_params import SamplingParams, SchedulingParams
 from engine.scheduler import Scheduler
 from engine.transfer.connector import KVConnector
 from engine.transfer.needs import unmet
-from engine.transfer.offer import Offer
+from engine.transfer.offer import LEASE_SECONDS, Offer
 
 MOST_FAILURES = 3  # steps in a row: what ails a device may stay with its process, as CUDA's sticky errors do
 

@@ -25,7 +25,6 @@ from engine.messages import Taken
 from engine.protocol import HAS_ENDED, FinishReason, Offered, Receiving, Transferred, Wait
 from engine.request import Request
 from engine.transfer.connector import Ended, KVConnector, Transfer, Unavailable
-from engine.transfer.offer import LEASE_SECONDS as LEASE_SECONDS
 from engine.transfer.offer import Offer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from itertools import chain
 from engine import forks
 from engine.beam_search import BeamGroup
 from engine.block_pool import IllegalState
-from engine.hand_over import LEASE_SECONDS, HandOver
+from engine.hand_over import HandOver
 from engine.kv_manager import KVManager, blocks_for
 from engine.messages import BeamOutput
 from engine.plan import PlannedRow, StepPlan, StepResult
@@ -27,6 +27,7 @@ from engine.request_events import EndedEarly, Events
 from engine.row_shares import RowShares
 from engine.step_planner import StepPlanner
 from engine.transfer.connector import KVConnector
+from engine.transfer.offer import LEASE_SECONDS
 from engine.waiting_queue import WaitingQueue, running_key
 
 
