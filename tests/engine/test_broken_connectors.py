@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.protocol import Control
+from tests.engine.handed import ENDLESS, PROMPT, handed, statuses
 from tests.engine.handing import Handing
 from tests.engine.mirror import greedy
-from tests.engine.test_hand_over import ENDLESS, PROMPT, handed, statuses
 
 
 @pytest.mark.parametrize(("siblings", "stopped"), [(0, False), (2, False), (2, True)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.protocol import Control
+from tests.engine.handed import ENDLESS, PROMPT, handed, statuses
 from tests.engine.handing import Handing
 from tests.engine.mirror import greedy
-from tests.engine.test_hand_over import ENDLESS, PROMPT, handed, statuses
 
 
 def test_who_has_no_room_for_its_first_row_waits_with_its_offer() -> None:
