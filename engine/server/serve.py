@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +29,7 @@ from engine.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
     from engine.cluster.cluster import Cluster
+    from engine.cluster.worker import Worker
 
 CRASHED = 1
 UNUSABLE = 2
@@ -216,29 +217,36 @@ async def load(config: EngineConfig, service: Service, client: CoreClient) -> bo
     return True
 
 
-def _tell_ready(service: Service, listener: socket.socket, cluster: str = "") -> None:
+def _tell_ready(service: Service, listener: socket.socket, cluster: str = "", blocks: str = "") -> None:
     log.milestone("ready", "the server can answer", url=_url(listener), models=list(service.served_names))
     look_rarely()  # else a body of a million values is looked at again and again while it is parsed
     with contextlib.suppress(OSError):  # nobody may read it, and it serves all the same
-        print(_ready_line(service, listener, cluster), flush=True)
+        print(_ready_line(service, listener, cluster, blocks), flush=True)
 
 
 async def _tell_complete(cluster: Cluster, listener: socket.socket) -> None:
     await cluster.until_complete()
     counts = Counter(worker.role for worker in cluster.workers)
     told = [f"{counts[role]} {role}" for role in FIELDS if counts[role]]
-    _tell_ready(cluster.service, listener, f"{', '.join(told)}: ")
+    _tell_ready(cluster.service, listener, f"{', '.join(told)}: ", blocks_told(cluster.workers))
 
 
-def _ready_line(service: Service, listener: socket.socket, cluster: str) -> str:
+def blocks_told(workers: Sequence[Worker]) -> str:
+    """Of how many blocks each of these is, as far as they differ."""
+    found = [worker.service.loaded.info for worker in workers if worker.service.loaded is not None]
+    least, most = min(info.num_blocks for info in found), max(info.num_blocks for info in found)
+    count = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return f"{count} blocks of {found[0].block_size} each"
+
+
+def _ready_line(service: Service, listener: socket.socket, cluster: str, blocks: str) -> str:
     assert service.loaded is not None, "it can answer"
     info = service.loaded.info
     quantized = "" if info.quantize == "none" else f"{info.quantize} weights, "
-    each = " each, or more" if cluster else ""  # a pool may have more than another
     return (
         f"paged-engine: serving {service.served_names[0]} at {_url(listener)} "
-        f"({cluster}{info.dtype}, {quantized}{info.device}, {info.num_blocks:,} blocks of {info.block_size}{each}, "
-        f"context {info.max_model_len:,})"
+        f"({cluster}{info.dtype}, {quantized}{info.device}, "
+        f"{blocks or f'{info.num_blocks:,} blocks of {info.block_size}'}, context {info.max_model_len:,})"
     )
 
 

@@ -9,6 +9,8 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import psutil
@@ -16,7 +18,9 @@ import pytest
 
 from engine.cli import make_parser
 from engine.cluster.options import check_cluster, chosen_cluster
+from engine.cluster.worker import Worker
 from engine.serve_command import configuration
+from engine.server.serve import blocks_told
 from tests.engine.server.conftest import Server, start
 from tests.engine.server.test_cluster_metrics import families, values
 
@@ -289,3 +293,15 @@ def test_it_is_one_line_and_exit_code_2(options, told):
     assert ran.returncode == 2
     (line,) = ran.stderr.strip().splitlines()
     assert told in line
+
+
+def test_blocks_of_engines_are_told_as_far_as_they_differ():
+    def workers(*counts: int) -> list[Worker]:
+        infos = [SimpleNamespace(num_blocks=count, block_size=16) for count in counts]
+        return [
+            cast("Worker", SimpleNamespace(service=SimpleNamespace(loaded=SimpleNamespace(info=info))))
+            for info in infos
+        ]
+
+    assert blocks_told(workers(728, 728)) == "728 blocks of 16 each"
+    assert blocks_told(workers(1456, 728)) == "728 to 1,456 blocks of 16 each"
