@@ -299,7 +299,7 @@ class Cluster:
         if not self._complete.is_set() or not self._may_serve:
             self._end_with(error)
             return
-        told = f"{worker.name}: {worker.reason}; it stays dead until the cluster is changed, or what it lacks is there"
+        told = f"{worker.name}: {worker.reason}; it stays dead until the cluster is changed"
         log.say(told, level=logging.ERROR, name="gave_up")
 
     @property

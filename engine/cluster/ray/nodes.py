@@ -102,10 +102,14 @@ class RayNodes:
                 self._cores[spec.name] = core
         return core
 
-    def that_find_room(self, names: Sequence[str]) -> list[str]:
-        """Those of these workers that found no room when they were to be started, and would all find some now."""
+    def homeless(self, names: Sequence[str]) -> list[str]:
+        """Those of these workers that found no room when they were last to be started."""
         with self._lock:
-            homeless = [name for name in names if name in self._homeless]
+            return [name for name in names if name in self._homeless]
+
+    def that_find_room(self, names: Sequence[str]) -> list[str]:
+        """Those of these workers that are homeless, and would all find room now."""
+        homeless = self.homeless(names)
         if not homeless:
             return []
         try:

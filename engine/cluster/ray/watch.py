@@ -21,10 +21,15 @@ HEAD_SECONDS = 20.0  # that the head may be gone: what then still goes on has ti
 
 async def bring_back(cluster: Cluster, nodes: RayNodes, look: float = LOOK_SECONDS) -> None:
     """Start those that are dead for want of room once more when nodes would take them. Until cancelled."""
+    told_of: set[str] = set()
     while True:
         await asyncio.sleep(look)
         dead = [worker.name for worker in cluster.workers if worker.phase == "dead"]
-        if dead and (names := await asyncio.to_thread(nodes.that_find_room, dead)):
+        homeless = set(nodes.homeless(dead))
+        for name in sorted(homeless - told_of):
+            log.say(f"{name} is started again when the Ray cluster has room for it", name="room")
+        told_of = homeless
+        if homeless and (names := await asyncio.to_thread(nodes.that_find_room, sorted(homeless))):
             told = f"there is room on the Ray cluster again for {', '.join(names)}, which found none"
             log.say(told, name="room")
             cluster.start_again(names)
