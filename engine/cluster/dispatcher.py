@@ -48,8 +48,8 @@ class Chosen(NamedTuple):
 
     worker: str
     cached: int
-    is_prefill: bool
-    is_local: bool
+    is_prefill: bool = False
+    is_local: bool = False
 
 
 class Way:
@@ -343,9 +343,9 @@ class Dispatcher:
         avoid, length = avoid | self._knowing(way), self._length(way.journey)
         if offer is not None and offer.engine not in avoid and router.is_open(offer.engine):
             cached = router.block_size * ((len(way.journey.message.prompt) - 1) // router.block_size)
-            return Chosen(offer.engine, cached, is_prefill=False, is_local=False)
+            return Chosen(offer.engine, cached)
         target = router.choose("prefill", length, way.names, way.journey.rows, avoid)
-        return None if target is None else Chosen(target.worker, target.cached_tokens, is_prefill=False, is_local=False)
+        return None if target is None else Chosen(target.worker, target.cached_tokens)
 
     def _knowing(self, way: Way) -> set[str]:
         """Workers whose engines have had it, and may not be rid of it yet."""
@@ -373,7 +373,7 @@ class Dispatcher:
         if purpose == "decode" and not is_decode:  # replicas compute for themselves what others have
             replicas = {place.name for place in self._places.values() if place.role == "replica"}
             target = router.choose(purpose, length, way.names, rows, avoid | replicas) or target
-        whole = Chosen(target.worker, target.cached_tokens, is_prefill=False, is_local=False)
+        whole = Chosen(target.worker, target.cached_tokens)
         if not is_decode or not control.separate or journey.has_tokens or journey.is_search:
             return whole
         if length - target.cached_tokens <= control.local_prefill:
@@ -381,7 +381,7 @@ class Dispatcher:
         prefill = router.choose("prefill", length, way.names, rows, avoid)
         if prefill is None and passed_over:  # a long step of theirs is no reason for long prompts to be among decodes
             prefill = router.choose("prefill", length, way.names, rows, gone | self._silent)
-        return whole if prefill is None else Chosen(prefill.worker, prefill.cached_tokens, True, is_local=False)
+        return whole if prefill is None else Chosen(prefill.worker, prefill.cached_tokens, is_prefill=True)
 
     @staticmethod
     def _length(journey: Journey) -> int:

@@ -20,7 +20,7 @@ def weights(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @given(seed=st.integers(0, 1000), size=st.sampled_from([1e-6, 0.02, 1.0, 1000.0]))
-@example(seed=664, size=1000.0)  # half a step, if the minimum is taken off before it is scaled
+@example(seed=664, size=1000.0)  # a tie, which goes the other way if the minimum is scaled first
 def test_blocks_are_those_of_ggml(bits: int, seed: int, size: float) -> None:
     weight = weights(3, 96, seed) * size
     weight[0, :BLOCK] = 0.0
